@@ -1,0 +1,46 @@
+"""Environments by name: ``make_env(config)``, ``env_names()``, ``@register_env``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lifelong.envs.base import BatchedEnv
+
+_FACTORIES: dict[str, Callable[..., BatchedEnv]] = {}
+
+
+def register_env(name: str) -> Callable[[Callable[..., BatchedEnv]], Callable[..., BatchedEnv]]:
+    """Class or function decorator: make an environment known as ``name``. It is called as ``factory(num_lives=, seed=, **options)``."""
+
+    def add(factory: Callable[..., BatchedEnv]) -> Callable[..., BatchedEnv]:
+        if name in _FACTORIES:
+            raise ValueError(f"environment {name!r} is registered already")
+        _FACTORIES[name] = factory
+        return factory
+
+    return add
+
+
+def env_names() -> list[str]:
+    """The names that ``make_env`` knows, sorted."""
+    return sorted(_FACTORIES)
+
+
+def make_env(config: Mapping[str, Any]) -> BatchedEnv:
+    """Build a batch of environments.
+
+    Args:
+        config: ``name`` (see ``env_names()``), ``num_lives`` (B), ``seed``, and the options of that environment.
+
+    Raises:
+        ValueError: an unknown name or option (the message gives the nearest match), or an option out of range.
+    """
+    options = dict(config)
+    name = options.pop("name")
+    if name not in _FACTORIES:
+        near = difflib.get_close_matches(str(name), env_names(), n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown environment {name!r}; known: {', '.join(env_names())}{hint}")
+    return _FACTORIES[name](**options)
