@@ -1,0 +1,199 @@
+"""Checks of the arguments of the fast-weight operations: errors name the argument, what came, and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lifelong.kernels.types import SQUARED, ErrorFunction, FastWeightCall, MomentumState, State
+
+_FLOATING = (
+    "query", "key", "value", "write_rate", "initial_weights",
+    "log_decay", "momentum", "initial_momentum", "erase_key", "reset_state",
+)  # fmt: skip
+_SINGLE_PRECISION = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def build_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    write_rate: Tensor,
+    log_decay: Tensor | None,
+    momentum: Tensor | None,
+    erase: bool | Tensor | Sequence[bool],
+    reset: Tensor | None,
+    initial_state: State | None,
+    *,
+    erase_key: Tensor | None,
+    error_before_decay: bool | None,
+    error_function: ErrorFunction,
+    reset_state: Tensor | None,
+    is_step: bool,
+    in_place: bool = False,
+    check_values: bool = False,
+) -> FastWeightCall:
+    """Validate the arguments of a public function, fill in defaults, convert the gates to the dtype of the state."""
+    layout = "[B, H, D]" if is_step else "[B, T, H, D]"
+    if not isinstance(query, Tensor) or query.dim() != (3 if is_step else 4) or query.numel() == 0:
+        raise ValueError(f"query must be a non-empty tensor {layout}, got {_describe(query)}")
+    dtype = _state_dtype(query)
+    device = query.device
+    rows, key_width = query.shape[:-1], query.shape[-1]
+    if not isinstance(value, Tensor) or value.dim() != query.dim() or value.numel() == 0:
+        raise ValueError(f"value must be a non-empty tensor {layout}, got {_describe(value)}")
+    state_shape = (rows[0], rows[-1], value.shape[-1], key_width)
+
+    _check("key", key, query.shape, dtype, device)
+    _check("value", value, (*rows, value.shape[-1]), dtype, device)
+    _check("write_rate", write_rate, rows, dtype, device)
+    if erase_key is not None:
+        _check("erase_key", erase_key, query.shape, dtype, device)
+    if log_decay is not None:
+        per_channel = isinstance(log_decay, Tensor) and log_decay.dim() == query.dim()
+        _check("log_decay", log_decay, query.shape if per_channel else rows, dtype, device)
+        log_decay = log_decay.to(dtype)
+    if momentum is not None:
+        _check("momentum", momentum, rows, dtype, device)
+        momentum = momentum.to(dtype)
+    if reset is not None:
+        _check_reset(reset, rows[:-1], device)
+    if reset_state is not None:
+        _check("reset_state", reset_state, state_shape[1:], dtype, device)
+        reset_state = reset_state.to(dtype)
+    if not isinstance(error_function, ErrorFunction):
+        raise ValueError(f"error_function must be an ErrorFunction such as huber(1.0), got {error_function!r}")
+    weights, initial_momentum = _split_state(initial_state, state_shape, momentum is not None, dtype, device, in_place)
+
+    call = FastWeightCall(
+        query=query,
+        key=key,
+        value=value,
+        write_rate=write_rate.to(dtype),
+        initial_weights=weights,
+        log_decay=log_decay,
+        momentum=momentum,
+        initial_momentum=initial_momentum,
+        erase=_erase(erase, rows[-1], device),
+        erase_key=erase_key,
+        error_before_decay=momentum is not None if error_before_decay is None else error_before_decay,
+        error_function=error_function,
+        reset=reset,
+        reset_state=reset_state,
+        in_place=in_place,
+    )
+    if in_place and call.requires_grad:
+        raise ValueError("in_place=True overwrites the state, so no gradient can flow: use torch.no_grad()")
+    if check_values:
+        _check_values(call)
+    return call
+
+
+def huber(threshold: float) -> ErrorFunction:
+    """The gradient of the Huber loss: errors longer than `threshold` (Euclidean, over Dv) are cut to that length."""
+    if not threshold > 0:
+        raise ValueError(f"threshold must be > 0, got {threshold}")
+    return ErrorFunction("huber", float(threshold))
+
+
+def power(exponent: float) -> ErrorFunction:
+    """The gradient of `|e|^p / p`, elementwise: `sign(e) |e|^(p - 1)`, for p >= 1 (p = 2 is the squared error)."""
+    if not exponent >= 1:
+        raise ValueError(f"exponent must be >= 1, got {exponent}")
+    return SQUARED if exponent == 2 else ErrorFunction("power", float(exponent))
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{list(value.shape)} of {value.dtype} on {value.device}"
+    return f"{type(value).__name__}"
+
+
+def _state_dtype(query: Tensor) -> torch.dtype:
+    if query.dtype == torch.float64:
+        return torch.float64
+    if query.dtype not in _SINGLE_PRECISION:
+        raise ValueError(f"query must be float32, float64, bfloat16 or float16, got {query.dtype}")
+    return torch.float32
+
+
+def _check(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    if not isinstance(tensor, Tensor) or tensor.shape != tuple(shape):
+        raise ValueError(f"{name} must be a tensor of shape {list(shape)}, got {_describe(tensor)}")
+    if tensor.dtype != dtype and (dtype == torch.float64 or tensor.dtype not in _SINGLE_PRECISION):
+        allowed = "float64, as query is" if dtype == torch.float64 else "float32, bfloat16 or float16"
+        raise ValueError(f"{name} must be {allowed}, got {tensor.dtype}")
+    if tensor.device != device:
+        raise ValueError(f"{name} must be on {device}, where query is, got {tensor.device}")
+
+
+def _check_reset(reset: Tensor, shape: Sequence[int], device: torch.device) -> None:
+    if not isinstance(reset, Tensor) or reset.shape != tuple(shape) or reset.dtype != torch.bool:
+        raise ValueError(f"reset must be a bool tensor of shape {list(shape)}, got {_describe(reset)}")
+    if reset.device != device:
+        raise ValueError(f"reset must be on {device}, where query is, got {reset.device}")
+
+
+def _erase(erase: bool | Tensor | Sequence[bool], heads: int, device: torch.device) -> bool | Tensor:
+    if isinstance(erase, bool):
+        return erase
+    if isinstance(erase, Tensor):
+        if erase.shape != (heads,) or erase.dtype != torch.bool:
+            raise ValueError(f"erase must be a bool or a bool tensor of shape [{heads}], got {_describe(erase)}")
+        return erase.to(device)
+    switches = list(erase)
+    if len(switches) != heads or not all(isinstance(switch, bool) for switch in switches):
+        raise ValueError(f"erase must be a bool or {heads} bools, one a head, got {erase!r}")
+    if all(switches) or not any(switches):
+        return switches[0]
+    return torch.tensor(switches, device=device)
+
+
+def _split_state(
+    state: State | None,
+    shape: Sequence[int],
+    with_momentum: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    in_place: bool,
+) -> tuple[Tensor, Tensor | None]:
+    if state is None:
+        if in_place:
+            raise ValueError("in_place=True needs the state that it is to overwrite, got initial_state=None")
+        zeros = torch.zeros(*shape, dtype=dtype, device=device)
+        return zeros, torch.zeros_like(zeros) if with_momentum else None
+    if not with_momentum:
+        if not isinstance(state, Tensor):
+            raise ValueError(f"the state must be a tensor when momentum is None, got {_describe(state)}")
+        _check_state("state", state, shape, dtype, device)
+        return state, None
+    if not isinstance(state, tuple) or len(state) != 2:
+        raise ValueError(f"the state must be MomentumState(weights, momentum) with momentum, got {_describe(state)}")
+    weights, running = MomentumState(*state)
+    _check_state("state.weights", weights, shape, dtype, device)
+    _check_state("state.momentum", running, shape, dtype, device)
+    return weights, running
+
+
+def _check_state(name: str, state: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    if not isinstance(state, Tensor) or state.shape != tuple(shape) or state.dtype != dtype or state.device != device:
+        raise ValueError(f"{name} must be {list(shape)} of {dtype} on {device}, got {_describe(state)}")
+
+
+def _check_values(call: FastWeightCall) -> None:
+    """The checks that read the data, and so wait for the device."""
+    for name in _FLOATING:
+        tensor = getattr(call, name)
+        if tensor is not None and not bool(torch.isfinite(tensor).all()):
+            where = (~torch.isfinite(tensor)).nonzero()[0].tolist()
+            raise ValueError(f"{name} must be finite, got {tensor[tuple(where)].item()} at {where}")
+    if call.log_decay is not None and bool((call.log_decay > 0).any()):
+        raise ValueError(f"log_decay must be <= 0, got {call.log_decay.max().item():g}")
+    low, high = call.write_rate.min().item(), call.write_rate.max().item()
+    if low < 0 or (high > 2 and call.erase is not False):
+        raise ValueError(f"write_rate must lie in [0, 2], got values from {low:g} to {high:g}")
+    if call.momentum is not None and bool(((call.momentum < 0) | (call.momentum > 1)).any()):
+        low, high = call.momentum.min().item(), call.momentum.max().item()
+        raise ValueError(f"momentum must lie in [0, 1], got values from {low:g} to {high:g}")
