@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,4 +44,17 @@ def make_env(config: Mapping[str, Any]) -> BatchedEnv:
         near = difflib.get_close_matches(str(name), env_names(), n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"unknown environment {name!r}; known: {', '.join(env_names())}{hint}")
-    return _FACTORIES[name](**options)
+    factory = _FACTORIES[name]
+    _check_option_names(name, factory, options)
+    return factory(**options)
+
+
+def _check_option_names(name: str, factory: Callable[..., BatchedEnv], options: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(factory).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return  # the factory checks for itself
+    for option in options:
+        if option not in parameters:
+            near = difflib.get_close_matches(str(option), parameters, n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"environment {name!r} has no option {option!r}; allowed: {', '.join(parameters)}{hint}")

@@ -1,0 +1,27 @@
+"""Checks of the options of an environment: each error is one line for the person who typed the config."""
+
+from __future__ import annotations
+
+_INT64_MAX = 2**63 - 1
+
+
+def check_probability(env: str, option: str, value: float) -> float:
+    """``value`` as a float, if it is in [0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+        raise ValueError(f"{env}: {option}={value!r} is no probability; allowed: 0 to 1")
+    return float(value)
+
+
+def check_count(env: str, option: str, value: int, low: int = 1, high: int = _INT64_MAX) -> int:
+    """``value``, if it is an integer in low..high (both included)."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        limit = f"an integer of at least {low}" if high == _INT64_MAX else f"an integer from {low} to {high}"
+        raise ValueError(f"{env}: {option}={value!r} is not allowed; allowed: {limit}")
+    return value
+
+
+def check_choice(env: str, option: str, value: str, choices: tuple[str, ...]) -> str:
+    """``value``, if it is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{env}: {option}={value!r} is unknown; allowed: {', '.join(choices)}")
+    return value

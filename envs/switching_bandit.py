@@ -1,0 +1,113 @@
+"""A contextual bandit whose hidden mapping from context to action is redrawn now and then, in a life without end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lifelong.envs.base import Observation, References
+from lifelong.envs.batched import Change, TensorEnv
+from lifelong.envs.options import check_count, check_probability
+from lifelong.envs.random_streams import Channel, Stream, integers
+from lifelong.envs.registry import register_env
+
+
+class SwitchingBanditWorld(NamedTuple):
+    """The hidden and the visible part of the bandit."""
+
+    mapping: Tensor  # [B, K] int64: the right action of each context; hidden
+    context: Tensor  # [B] int64: the context shown
+    steps_since_change: Tensor  # [B] int64: 0 at the first step under a mapping
+    changed: Tensor  # [B] bool: the mapping was redrawn just before this step
+
+
+@register_env("switching_bandit")
+class SwitchingBandit(TensorEnv[SwitchingBanditWorld]):
+    """Which action is right in which context must be found by trial, remembered, and found again after each change.
+
+    At every step a context c_t, uniform over K, is shown; the reward is 1 if a_t = m_t[c_t], else 0. After each step,
+    with probability ``hazard``, the whole mapping m is redrawn, uniformly and independently for each context. Lives do
+    not end, unless ``life_steps`` cuts them. The observation does not hold the last action and reward: the agent's
+    token does.
+
+    Observation: ``observation`` [B, K] float32, the context one-hot. Actions: 0..A-1.
+    Privileged: ``steps_since_change`` int64, ``oracle_action`` int64, ``changed`` bool (all [B]).
+
+    Args:
+        num_lives, seed, life_steps, first_life, device: see ``TensorEnv``.
+        contexts: K.
+        actions: A.
+        hazard: probability per step that the mapping is redrawn.
+    """
+
+    name = "switching_bandit"
+    world_type = SwitchingBanditWorld
+
+    def __init__(
+        self,
+        num_lives: int,
+        seed: int,
+        *,
+        contexts: int = 6,
+        actions: int = 4,
+        hazard: float = 1 / 300,
+        life_steps: int | None = None,
+        first_life: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.contexts = self.observation_size = check_count(self.name, "contexts", contexts)
+        self.actions = self.num_actions = check_count(self.name, "actions", actions, low=2)
+        self.hazard = check_probability(self.name, "hazard", hazard)
+        self.lifelong = life_steps is None
+        super().__init__(num_lives, seed, life_steps=life_steps, first_life=first_life, device=device)
+        self._codes = torch.eye(self.contexts, device=self.device)
+
+    @property
+    def references(self) -> References:  # type: ignore[override]
+        return References(
+            per="step",
+            random=1 / self.actions,
+            oracle=1.0,
+            memoryless=1 / self.actions,
+            notes={"memoryless": "closed form: without memory of rewards, every action is right with probability 1/A"},
+        )
+
+    def birth_channels(self) -> Mapping[str, Channel]:
+        return {"mapping": Channel(Stream.SCHEDULE, self.contexts), "context": Channel(Stream.WORLD)}
+
+    def step_channels(self) -> Mapping[str, Channel]:
+        return {"change": Channel(Stream.SCHEDULE), **self.birth_channels()}
+
+    def begin(self, draws: Mapping[str, Tensor]) -> SwitchingBanditWorld:
+        context = integers(draws["context"][:, 0], self.contexts)
+        mapping = integers(draws["mapping"], self.actions)
+        age = torch.zeros_like(context)
+        return SwitchingBanditWorld(mapping, context, age, torch.zeros_like(age, dtype=torch.bool))
+
+    def advance(
+        self, world: SwitchingBanditWorld, action: Tensor, draws: Mapping[str, Tensor]
+    ) -> Change[SwitchingBanditWorld]:
+        reward = (action == self._right_action(world)).to(torch.float32)
+        changed = draws["change"] < self.hazard  # [B, 1]
+        mapping = torch.where(changed, integers(draws["mapping"], self.actions), world.mapping)
+        changed = changed[:, 0]
+        age = (world.steps_since_change + 1).masked_fill(changed, 0)
+        context = integers(draws["context"][:, 0], self.contexts)
+        return Change(SwitchingBanditWorld(mapping, context, age, changed), reward)
+
+    def observe(self, world: SwitchingBanditWorld) -> Observation:
+        return {"observation": self._codes[world.context]}
+
+    def describe(self, world: SwitchingBanditWorld) -> dict[str, Tensor]:
+        return {
+            "steps_since_change": world.steps_since_change,
+            "oracle_action": self._right_action(world),
+            "changed": world.changed,
+        }
+
+    @staticmethod
+    def _right_action(world: SwitchingBanditWorld) -> Tensor:
+        return world.mapping.gather(1, world.context[:, None])[:, 0]
