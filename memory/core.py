@@ -4,6 +4,7 @@ One convention everywhere: ``reset[b, t] = True`` means that life b drops its me
 
 A core is a causal map from a stream of inputs to a stream of outputs with a state of constant size. Three ways of running it are
 equal, values and gradients: ``step`` folded over T; one call over [B, T]; calls over any cuts of [B, T] with the state carried over.
+`tests/memory/test_contract.py` holds every registered core to that.
 """
 
 from __future__ import annotations
@@ -18,18 +19,27 @@ from torch import Tensor, nn
 class MemoryCore(nn.Module, ABC):
     """Base class of all memory cores.
 
+    A core has no hidden state: what it remembers is in the TensorDict that it is given and hands back. Its parameters are the
+    slow weights; they fix the dtype (float32, or float64 after ``core.double()``) and the device of everything it computes.
+
     Attributes:
         dim: width D of inputs and outputs.
     """
 
     dim: int
 
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ValueError(f"a memory core needs dim >= 1, not {dim}")
+        self.dim = dim
+
     @abstractmethod
     def forward(self, inputs: Tensor, state: TensorDict, reset: Tensor | None = None) -> tuple[Tensor, TensorDict]:
         """Run over a sequence.
 
         Args:
-            inputs: [B, T, D].
+            inputs: [B, T, D], T >= 1.
             state: as ``initial_state`` or an earlier call returned it, batch [B]. It is never changed in place.
             reset: [B, T] bool, or None for no reset.
 
@@ -45,8 +55,19 @@ class MemoryCore(nn.Module, ABC):
     def initial_state(
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> TensorDict:
-        """The state before the first step of a life: a (possibly nested) TensorDict of fixed-shape tensors, batch [batch_size]."""
+        """The state before the first step of a life.
+
+        A (possibly nested) TensorDict of fixed-shape tensors, batch [batch_size] first. Device and dtype are those of the
+        parameters unless given; counters are int64 whatever the dtype.
+        """
 
     def state_bytes(self) -> int:
         """Bytes of state that one life needs."""
         return sum(leaf.numel() * leaf.element_size() for leaf in self.initial_state(1).values(True, True))
+
+    def _zeros(self, *shape: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Zeros on the device and in the dtype of the parameters, unless the caller of ``initial_state`` asked for others."""
+        like = next(self.parameters(), None)
+        if like is not None:
+            device, dtype = device or like.device, dtype or like.dtype
+        return torch.zeros(shape, device=device, dtype=dtype)

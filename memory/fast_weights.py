@@ -1,0 +1,175 @@
+"""One layer of parametric attention: a linear model per head, trained online on the key-value pairs that the layer makes.
+
+A fast-weight layer is composed of six choices, and this file keeps them apart:
+*labels* (which query, key and value a token becomes), *model* (a matrix per head), *objective* (what one write improves),
+*retention* (what is forgotten before a write), *optimiser* (one gradient step of size ``write_rate``), and *read-out*.
+``UpdateRule`` names the choices that differ between the registered cores; the mathematics is in ``lifelong.kernels``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lifelong.kernels import FastWeightOutput, fast_weight_attention, fast_weight_step
+from lifelong.memory.normalise import scale_to_length
+from lifelong.memory.short_convolution import ShortConvolution
+
+# Under the square root of a norm. Keys: small against any learned key. Readings: an empty memory reads zeros, and what is read
+# shortly after is not blown up by more than 1/sqrt(1e-5), about 300.
+_KEY_EPSILON = 1.0e-6
+_READING_EPSILON = 1.0e-5
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """What the fast weights S learn from a pair (k, v), written with rate b.
+
+    objective:  ``"squared_error"``  S <- S^- + b (v - S^- k) k^T   the delta rule: a gradient step on |S k - v|^2 / 2
+                ``"dot_product"``    S <- S^- + b v k^T             the Hebb rule: a gradient step on -<v, S k>
+    horizons:   None for S^- = S, or (shortest, longest): S^- = a S with a learned, data-dependent decay a per head, of which the
+                horizon 1 / (1 - a) starts at geometrically spread values between the two, in steps.
+    """
+
+    objective: str = "squared_error"
+    horizons: tuple[float, float] | None = None
+
+
+class Labels(NamedTuple):
+    """What a token becomes: [..., H, D] each, and per head [..., H] the write rate and the log decay (None: no decay)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    write_rate: Tensor
+    log_decay: Tensor | None
+    gate: Tensor  # [..., H * Dv], opens the read-out
+
+
+class FastWeightLayer(nn.Module):
+    """Pre-norm residual layer around one fast-weight memory. With x the input and h the normalised (and convolved) input:
+
+        h = ShortConvolution(LayerNorm(x))
+        q = unit(W_q h),  k = unit(W_k h),  v = W_v h                   per head, unit(z) = z / |z|
+        b = sigmoid(w_b . h + c_b),  log a = logsigmoid(w_a . h + c_a)   per head
+        S = update(a S, k, v, b),  o = S q                                 ``UpdateRule``; read after write
+        y = x + W_o (rms_norm(o) * silu(W_g h))                          norm per head
+
+    Because |k| = 1, one write changes the answer to k by b of the error, and no write can make the squared error overshoot.
+
+    Initialisation: w_b = w_a = 0; c_b = logit(write_rate); c_a = log(horizon - 1), so that a = 1 - 1 / horizon, with the horizon of
+    head i of H at ``shortest * (longest / shortest) ** (i / (H - 1))`` (one head: the geometric mean). Everything else as nn.Linear.
+
+    State: ``fast_weights`` [B, H, Dv, Dk] and, with convolution, ``tail`` [B, taps - 1, D].
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        rule: UpdateRule,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        convolution_taps: int,
+        write_rate: float,
+        implementation: str,
+    ) -> None:
+        super().__init__()
+        self.rule, self.implementation = rule, implementation
+        self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
+        self.norm = nn.LayerNorm(dim)
+        self.convolution = ShortConvolution(dim, convolution_taps) if convolution_taps else None
+        gates = heads if rule.horizons is None else 2 * heads
+        self._widths = (2 * heads * key_dim, heads * value_dim, heads * value_dim, gates)
+        # Queries, keys, values and all gates are one matrix: one large product is faster than six small ones.
+        self.projection = nn.Linear(dim, sum(self._widths))
+        self.output_projection = nn.Linear(heads * value_dim, dim)
+        with torch.no_grad():
+            self.projection.bias.zero_()
+            self.projection.weight[-gates:] = 0.0
+            self.projection.bias[-gates:] = _initial_gates(heads, write_rate, rule.horizons)
+
+    def initial_state(
+        self, batch_size: int, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> TensorDict:
+        place = {"device": device or self.projection.weight.device, "dtype": dtype or self.projection.weight.dtype}
+        state = {"fast_weights": torch.zeros(batch_size, self.heads, self.value_dim, self.key_dim, **place)}
+        if self.convolution is not None:
+            state["tail"] = torch.zeros(batch_size, self.convolution.taps - 1, self.norm.normalized_shape[0], **place)
+        return TensorDict(state, [batch_size])
+
+    def forward(self, inputs: Tensor, state: TensorDict, reset: Tensor | None) -> tuple[Tensor, TensorDict]:
+        """[B, T, D] -> [B, T, D]."""
+        features, tail = self.norm(inputs), None
+        if self.convolution is not None:
+            features, tail = self.convolution(features, state.get("tail"), reset)
+        labels = self._labels(features)
+        memory = fast_weight_attention(
+            labels.query,
+            labels.key,
+            labels.value,
+            labels.write_rate,
+            labels.log_decay,
+            erase=self.rule.objective == "squared_error",
+            reset=reset,
+            initial_state=state.get("fast_weights"),
+            implementation=self.implementation,
+        )
+        return inputs + self._read_out(memory.output, labels.gate), self._state(memory, tail)
+
+    def step(self, inputs: Tensor, state: TensorDict, reset: Tensor | None) -> tuple[Tensor, TensorDict]:
+        """[B, D] -> [B, D]."""
+        features, tail = self.norm(inputs), None
+        if self.convolution is not None:
+            features, tail = self.convolution.step(features, state.get("tail"), reset)
+        labels = self._labels(features)
+        memory = fast_weight_step(
+            labels.query,
+            labels.key,
+            labels.value,
+            labels.write_rate,
+            labels.log_decay,
+            erase=self.rule.objective == "squared_error",
+            reset=reset,
+            state=state.get("fast_weights"),
+            implementation=self.implementation,
+        )
+        return inputs + self._read_out(memory.output, labels.gate), self._state(memory, tail)
+
+    def _labels(self, features: Tensor) -> Labels:
+        pointers, value, gate, gates = self.projection(features).split(self._widths, -1)
+        pointers = scale_to_length(pointers.unflatten(-1, (2, self.heads, self.key_dim)), 1.0, _KEY_EPSILON)
+        query, key = pointers.unbind(-3)
+        value = value.unflatten(-1, (self.heads, self.value_dim))
+        if self.rule.horizons is None:
+            return Labels(query, key, value, gates.sigmoid(), None, gate)
+        write_rate, decay = gates.chunk(2, -1)
+        return Labels(query, key, value, write_rate.sigmoid(), nn.functional.logsigmoid(decay), gate)
+
+    def _read_out(self, readings: Tensor, gate: Tensor) -> Tensor:
+        normed = scale_to_length(readings, math.sqrt(self.value_dim), self.value_dim * _READING_EPSILON)
+        opened: Tensor = self.output_projection(normed.flatten(-2) * nn.functional.silu(gate))
+        return opened
+
+    def _state(self, memory: FastWeightOutput, tail: Tensor | None) -> TensorDict:
+        state = {"fast_weights": memory.state} if tail is None else {"fast_weights": memory.state, "tail": tail}
+        return TensorDict(state, [len(memory.output)])
+
+
+def _initial_gates(heads: int, write_rate: float, horizons: tuple[float, float] | None) -> Tensor:
+    """Biases of the write rates and, with decay, of the decays: [H] or [2 H]."""
+    rates = torch.full((heads,), math.log(write_rate / (1.0 - write_rate)))
+    if horizons is None:
+        return rates
+    return torch.cat([rates, torch.log(spread_horizons(heads, *horizons) - 1.0)])
+
+
+def spread_horizons(heads: int, shortest: float, longest: float) -> Tensor:
+    """``shortest * (longest / shortest) ** (i / (H - 1))`` for the heads i = 0 .. H - 1; the geometric mean for one head."""
+    place = torch.linspace(0.0, 1.0, heads, dtype=torch.float64) if heads > 1 else torch.tensor([0.5])
+    return (shortest * (longest / shortest) ** place).float()
