@@ -1,10 +1,11 @@
-"""LSTM and GRU as memory cores: ``torch.nn.LSTM`` and ``torch.nn.GRU``, with resets inside the sequence at no loss of speed.
+"""LSTM and GRU as memory cores: ``torch.nn.LSTM`` and ``torch.nn.GRU``, as fast with resets inside as without.
 
-The trick. torch's fused sequence call knows no resets; a loop over T, or a PackedSequence of the pieces between resets (which
-leaves the fused CPU path and was measured 2 to 15 times slower), would pay for every reset. Instead each row is lengthened by one
-blank step in front of every reset, and the blank step *erases the state by the cell's own equations*: an extra input column,
-seen by no parameter of the user's, drives the gates to exact zeros (sigmoid(-1e4) is 0.0 in float32 and float64). Value and
-gradient of everything before are multiplied by that zero, so nothing crosses; a row of T steps with R resets costs T + R steps.
+The trick. torch's fused sequence call knows no resets; a loop over T, or a PackedSequence of the pieces between
+resets (which leaves the fused CPU path and was measured 2 to 15 times slower), would pay for every reset. Instead
+each row is lengthened by one blank step in front of every reset, and the blank step *erases the state by the cell's
+own equations*: an extra input column, seen by no parameter of the user's, drives the gates to exact zeros
+(sigmoid(-1e4) is 0.0 in float32 and float64). Value and gradient of everything before are multiplied by that zero, so
+nothing crosses; a row of T steps with R resets costs T + R steps.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ class _Lengthened(NamedTuple):
 
 
 class _ClassicCore(MemoryCore):
-    """What LSTM and GRU share: options, output projection, initialisation, and the choice between plain and lengthened call."""
+    """What LSTM and GRU share: options, output projection, initialisation."""
 
     recurrence: nn.LSTM | nn.GRU
+    _gates_of_blanks: Tensor
 
     def __init__(self, dim: int, cell: type[nn.LSTM] | type[nn.GRU], hidden: int | None, layers: int) -> None:
         super().__init__(dim)
@@ -90,7 +92,7 @@ class _ClassicCore(MemoryCore):
 
 
 def _inner(reset: Tensor | None) -> Tensor | None:
-    """The resets that fall behind the first step, or None if there are none; the first one only clears the incoming state."""
+    """The resets behind the first step, or None if there are none; the first only clears the incoming state."""
     if reset is None or not bool(reset[:, 1:].any()):
         return None
     inner = reset.clone()
@@ -109,8 +111,8 @@ class LSTMCore(_ClassicCore):
         i, f, o = sigmoid(W x + U h + b),  g = tanh(W x + U h + b)
         c = f c + i g,   h = o tanh(c),   output = P h   (P only if ``hidden`` differs from ``dim``)
 
-    Initialisation: recurrent matrices orthogonal, input matrices Xavier-uniform, each gate by itself; biases 0, but ``forget_bias``
-    for the forget gate (1 remembers from the start: Jozefowicz et al. 2015).
+    Initialisation: recurrent matrices orthogonal, input matrices Xavier-uniform, each gate by itself; biases 0, but
+    ``forget_bias`` for the forget gate (1 remembers from the start: Jozefowicz et al. 2015).
 
     State: ``hidden`` and ``cell``, [B, layers, hidden].
 
@@ -125,8 +127,9 @@ class LSTMCore(_ClassicCore):
         super().__init__(dim, nn.LSTM, hidden, layers)
         for layer in range(layers):
             self._weights(layer)[2].data[self.hidden : 2 * self.hidden] = forget_bias
-        # What the two extra inputs do to the gates, in torch's order (i, f, g, o). Erase: i = f = o = 0, hence c = h = 0.
-        # Hold, behind a row's last step: i = 0 and f = 1, hence c = c to the bit; h is read off the last step's output.
+        # What the two extra inputs do to the gates, in torch's order (i, f, g, o).
+        # Erase: i = f = o = 0, hence c = h = 0.
+        # Hold, behind a row's last step: i = 0 and f = 1, so c stays to the bit; h is read off the last real step.
         erase = torch.tensor([-_SATURATE, -_SATURATE, 0.0, -_SATURATE])
         hold = torch.tensor([-_SATURATE, _SATURATE, 0.0, -_SATURATE])
         columns = torch.stack([erase, hold], 1).repeat_interleave(self.hidden, 0)
@@ -177,12 +180,12 @@ class LSTMCore(_ClassicCore):
 
 @register_core("gru")
 class GRUCore(_ClassicCore):
-    """Gated recurrent unit (Cho et al. 2014), computed by ``torch.nn.GRU``, whose reset gate acts behind the recurrent matrix:
+    """Gated recurrent unit (Cho et al. 2014), computed by ``torch.nn.GRU``:
 
         r, z = sigmoid(W x + b + U h + d),   n = tanh(W x + b + r (U h + d)),   h = (1 - z) n + z h,   output = P h
 
-    with P only if ``hidden`` differs from ``dim``. Initialisation: recurrent matrices orthogonal, input matrices Xavier-uniform,
-    each gate by itself; biases 0.
+    with P only if ``hidden`` differs from ``dim``. Initialisation: recurrent matrices orthogonal, input matrices
+    Xavier-uniform, each gate by itself; biases 0.
 
     State: ``hidden``, [B, layers, hidden].
 
@@ -194,7 +197,7 @@ class GRUCore(_ClassicCore):
 
     def __init__(self, dim: int, hidden: int | None = None, layers: int = 1) -> None:
         super().__init__(dim, nn.GRU, hidden, layers)
-        # Gates in torch's order (r, z, n). Erase: r = z = 0 and, with neither input nor bias, n = tanh(0) = 0, hence h = 0.
+        # Gates in torch's order (r, z, n). Erase: r = z = 0 and, with neither input nor bias, n = tanh(0) = 0: h = 0.
         erase = torch.tensor([-_SATURATE, -_SATURATE, 0.0]).repeat_interleave(self.hidden).unsqueeze(1)
         self.register_buffer("_gates_of_blanks", erase, persistent=False)
 
@@ -219,8 +222,8 @@ class GRUCore(_ClassicCore):
         outputs, last_hidden = inputs, []
         for layer in range(self.layers):
             w_ih, w_hh, b_ih, b_hh = self._weights(layer)
-            # The input bias becomes the weight of a column that is 1 at real steps only: a blank step must have none, and must
-            # send none of its gradient there.
+            # The input bias becomes the weight of a column that is 1 at real steps only: a blank step must have none,
+            # and must send none of its gradient there.
             columns = [w_ih, b_ih.unsqueeze(1), self._gates_of_blanks.to(w_ih)]
             weights = [torch.cat(columns, 1), w_hh, torch.zeros_like(b_ih), b_hh]
             lengthened = torch.cat([spread.spread(outputs), real, spread.blank], 2)

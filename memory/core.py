@@ -2,9 +2,9 @@
 
 One convention everywhere: ``reset[b, t] = True`` means that life b drops its memory *before* step t.
 
-A core is a causal map from a stream of inputs to a stream of outputs with a state of constant size. Three ways of running it are
-equal, values and gradients: ``step`` folded over T; one call over [B, T]; calls over any cuts of [B, T] with the state carried over.
-`tests/memory/test_contract.py` holds every registered core to that.
+A core is a causal map from a stream of inputs to a stream of outputs with a state of constant size. Three ways of
+running it are equal, values and gradients: ``step`` folded over T; one call over [B, T]; calls over any cuts of [B,
+T] with the state carried over. `tests/memory/test_contract.py` holds every registered core to that.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch import Tensor, nn
 class MemoryCore(nn.Module, ABC):
     """Base class of all memory cores.
 
-    A core has no hidden state: what it remembers is in the TensorDict that it is given and hands back. Its parameters are the
-    slow weights; they fix the dtype (float32, or float64 after ``core.double()``) and the device of everything it computes.
+    A core has no hidden state: what it remembers is in the TensorDict that it is given and hands back. Its parameters
+    are the slow weights; they fix the dtype (float32, or float64 after ``core.double()``) and the device of
+    everything it computes.
 
     Attributes:
         dim: width D of inputs and outputs.
@@ -57,8 +58,8 @@ class MemoryCore(nn.Module, ABC):
     ) -> TensorDict:
         """The state before the first step of a life.
 
-        A (possibly nested) TensorDict of fixed-shape tensors, batch [batch_size] first. Device and dtype are those of the
-        parameters unless given; counters are int64 whatever the dtype.
+        A (possibly nested) TensorDict of fixed-shape tensors, batch [batch_size] first. Device and dtype are those of
+        the parameters unless given; counters are int64 whatever the dtype.
         """
 
     def state_bytes(self) -> int:
@@ -66,7 +67,7 @@ class MemoryCore(nn.Module, ABC):
         return sum(leaf.numel() * leaf.element_size() for leaf in self.initial_state(1).values(True, True))
 
     def _zeros(self, *shape: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Zeros on the device and in the dtype of the parameters, unless the caller of ``initial_state`` asked for others."""
+        """Zeros on the device and in the dtype of the parameters, unless others are asked for."""
         like = next(self.parameters(), None)
         if like is not None:
             device, dtype = device or like.device, dtype or like.dtype

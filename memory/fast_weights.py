@@ -1,9 +1,10 @@
-"""One layer of parametric attention: a linear model per head, trained online on the key-value pairs that the layer makes.
+"""One layer of parametric attention: a linear model per head, trained online on the pairs that the layer makes.
 
 A fast-weight layer is composed of six choices, and this file keeps them apart:
-*labels* (which query, key and value a token becomes), *model* (a matrix per head), *objective* (what one write improves),
-*retention* (what is forgotten before a write), *optimiser* (one gradient step of size ``write_rate``), and *read-out*.
-``UpdateRule`` names the choices that differ between the registered cores; the mathematics is in ``lifelong.kernels``.
+*labels* (which query, key and value a token becomes), *model* (a matrix per head), *objective* (what one write
+improves), *retention* (what is forgotten before a write), *optimiser* (one gradient step of size ``write_rate``), and
+*read-out*. ``UpdateRule`` names the choices that differ between the registered cores; the mathematics is in
+``lifelong.kernels``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from lifelong.kernels import FastWeightOutput, fast_weight_attention, fast_weigh
 from lifelong.memory.normalise import scale_to_length
 from lifelong.memory.short_convolution import ShortConvolution
 
-# Under the square root of a norm. Keys: small against any learned key. Readings: an empty memory reads zeros, and what is read
-# shortly after is not blown up by more than 1/sqrt(1e-5), about 300.
+# Under the square root of a norm. Keys: small against any learned key. Readings: an empty memory reads zeros, and
+# what is read shortly after is not blown up by more than 1/sqrt(1e-5), about 300.
 _KEY_EPSILON = 1.0e-6
 _READING_EPSILON = 1.0e-5
 
@@ -32,8 +33,8 @@ class UpdateRule:
 
     objective:  ``"squared_error"``  S <- S^- + b (v - S^- k) k^T   the delta rule: a gradient step on |S k - v|^2 / 2
                 ``"dot_product"``    S <- S^- + b v k^T             the Hebb rule: a gradient step on -<v, S k>
-    horizons:   None for S^- = S, or (shortest, longest): S^- = a S with a learned, data-dependent decay a per head, of which the
-                horizon 1 / (1 - a) starts at geometrically spread values between the two, in steps.
+    horizons:   None for S^- = S, or (shortest, longest) for S^- = a S with a learned, data-dependent decay a per head,
+                whose horizon 1 / (1 - a), in steps, starts at geometrically spread values between the two.
     """
 
     objective: str = "squared_error"
@@ -41,7 +42,7 @@ class UpdateRule:
 
 
 class Labels(NamedTuple):
-    """What a token becomes: [..., H, D] each, and per head [..., H] the write rate and the log decay (None: no decay)."""
+    """What a token becomes: [..., H, D] each, and per head [..., H] the write rate and the log decay."""
 
     query: Tensor
     key: Tensor
@@ -52,7 +53,7 @@ class Labels(NamedTuple):
 
 
 class FastWeightLayer(nn.Module):
-    """Pre-norm residual layer around one fast-weight memory. With x the input and h the normalised (and convolved) input:
+    """Pre-norm residual layer around one fast-weight memory. With x the input:
 
         h = ShortConvolution(LayerNorm(x))
         q = unit(W_q h),  k = unit(W_k h),  v = W_v h                   per head, unit(z) = z / |z|
@@ -60,10 +61,12 @@ class FastWeightLayer(nn.Module):
         S = update(a S, k, v, b),  o = S q                                 ``UpdateRule``; read after write
         y = x + W_o (rms_norm(o) * silu(W_g h))                          norm per head
 
-    Because |k| = 1, one write changes the answer to k by b of the error, and no write can make the squared error overshoot.
+    Because |k| = 1, one write changes the answer to k by b of the error, and no write can make the squared error
+    overshoot.
 
-    Initialisation: w_b = w_a = 0; c_b = logit(write_rate); c_a = log(horizon - 1), so that a = 1 - 1 / horizon, with the horizon of
-    head i of H at ``shortest * (longest / shortest) ** (i / (H - 1))`` (one head: the geometric mean). Everything else as nn.Linear.
+    Initialisation: w_b = w_a = 0; c_b = logit(write_rate); c_a = log(horizon - 1), so that a = 1 - 1 / horizon, with
+    the horizon of head i of H at ``shortest * (longest / shortest) ** (i / (H - 1))`` (one head: the geometric mean).
+    Everything else as nn.Linear.
 
     State: ``fast_weights`` [B, H, Dv, Dk] and, with convolution, ``tail`` [B, taps - 1, D].
     """
@@ -97,11 +100,13 @@ class FastWeightLayer(nn.Module):
     def initial_state(
         self, batch_size: int, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> TensorDict:
-        place = {"device": device or self.projection.weight.device, "dtype": dtype or self.projection.weight.dtype}
-        state = {"fast_weights": torch.zeros(batch_size, self.heads, self.value_dim, self.key_dim, **place)}
-        if self.convolution is not None:
-            state["tail"] = torch.zeros(batch_size, self.convolution.taps - 1, self.norm.normalized_shape[0], **place)
-        return TensorDict(state, [batch_size])
+        like = self.projection.weight
+        device, dtype = device or like.device, dtype or like.dtype
+        weights = torch.zeros(batch_size, self.heads, self.value_dim, self.key_dim, device=device, dtype=dtype)
+        if self.convolution is None:
+            return TensorDict({"fast_weights": weights}, [batch_size])
+        tail = torch.zeros(batch_size, self.convolution.taps - 1, like.shape[1], device=device, dtype=dtype)
+        return TensorDict({"fast_weights": weights, "tail": tail}, [batch_size])
 
     def forward(self, inputs: Tensor, state: TensorDict, reset: Tensor | None) -> tuple[Tensor, TensorDict]:
         """[B, T, D] -> [B, T, D]."""
@@ -170,6 +175,6 @@ def _initial_gates(heads: int, write_rate: float, horizons: tuple[float, float] 
 
 
 def spread_horizons(heads: int, shortest: float, longest: float) -> Tensor:
-    """``shortest * (longest / shortest) ** (i / (H - 1))`` for the heads i = 0 .. H - 1; the geometric mean for one head."""
+    """``shortest * (longest / shortest) ** (i / (H - 1))`` for the heads i < H; the geometric mean for one."""
     place = torch.linspace(0.0, 1.0, heads, dtype=torch.float64) if heads > 1 else torch.tensor([0.5])
     return (shortest * (longest / shortest) ** place).float()

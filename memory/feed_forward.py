@@ -11,7 +11,7 @@ from lifelong.memory.registry import register_core
 
 
 class FeedForward(nn.Module):
-    """Pre-norm residual block  y = x + W2 silu(W1 LayerNorm(x)),  hidden width ``multiplier * dim``. Any leading axes."""
+    """Pre-norm residual block  y = x + W2 silu(W1 LayerNorm(x)),  hidden width ``multiplier * dim``."""
 
     def __init__(self, dim: int, multiplier: float) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class FeedForward(nn.Module):
 
 @register_core("none")
 class NoMemory(MemoryCore):
-    """No memory: a stack of residual feed-forward blocks, each step by itself. What an agent reaches without remembering.
+    """No memory: a stack of residual feed-forward blocks. What an agent reaches without remembering.
 
     With ``feed_forward=0`` it is the identity. State: an empty TensorDict, batch [B].
 

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 
 def scale_to_length(vectors: Tensor, length: float, epsilon: float) -> Tensor:
-    """y = length * x / sqrt(|x|^2 + epsilon) over the last axis: unit norm for ``length=1``, RMS norm for ``length=sqrt(n)``.
+    """y = length * x / sqrt(|x|^2 + epsilon) over the last axis: unit norm for length 1, RMS norm for sqrt(n).
 
     Smooth at zero, where y = 0. Equal to composing torch operations; with gradients it takes about half their time.
     """

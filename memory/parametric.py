@@ -126,9 +126,10 @@ class LinearAttentionCore(ParametricCore):
 
         S <- S + b v k^T,   o = S q
 
-    The state is a sum over the whole life and grows at most linearly, |S_t| <= t max|v|. The RMS norm of the read-out divides the
-    growth out (in place of the sum of keys that the paper divides by, which may pass through zero for keys of either sign): what
-    is read is a direction, in which one write of a life of t steps weighs about 1 / t. float32 holds such a sum to about 10^7 steps.
+    The state is a sum over the whole life and grows at most linearly, |S_t| <= t max|v|. The RMS norm of the read-out
+    divides the growth out (in place of the sum of keys that the paper divides by, which may pass through zero for
+    keys of either sign): what is read is a direction, in which one write of a life of t steps weighs about 1 / t.
+    float32 holds such a sum to about 10^7 steps.
 
     Args: as ``gated_delta``, without the horizons.
     """

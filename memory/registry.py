@@ -45,8 +45,9 @@ def make_core(name: str, dim: int, **options: Any) -> MemoryCore:
     allowed = core_options(name)
     for option in options:
         if option not in allowed:
+            known = ", ".join(allowed)
             raise ValueError(
-                f"memory core {name!r} has no option {option!r}; allowed: {', '.join(allowed)}{_hint(option, list(allowed))}"
+                f"memory core {name!r} has no option {option!r}; allowed: {known}{_hint(option, list(allowed))}"
             )
     return core(dim, **options)
 

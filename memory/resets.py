@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def clear(state: Tensor, reset: Tensor | None) -> Tensor:
-    """``state`` [B, ...] with the rows of ``reset`` [B] set to zero: their old content has no weight and no gradient."""
+    """``state`` [B, ...] with the rows of ``reset`` [B] set to zero: no weight and no gradient is left of them."""
     if reset is None:
         return state
     return state.masked_fill(reset.view(-1, *[1] * (state.dim() - 1)), 0.0)

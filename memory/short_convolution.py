@@ -1,4 +1,4 @@
-"""A short causal depthwise convolution whose taps do not reach across a reset, and whose last inputs are part of the state."""
+"""A short causal depthwise convolution whose taps do not reach across a reset, with an explicit state."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from lifelong.memory.resets import clear, segments
 
 
 class ShortConvolution(nn.Module):
-    """y[t, d] = sum_j w[j, d] x[t - j, d] over the ``taps`` latest inputs of the same life; 0 in place of inputs before it.
+    """y[t, d] = sum_j w[j, d] x[t - j, d] over the ``taps`` latest inputs of the same life.
 
-    It lets a single layer bind what it sees now to what it saw one step ago. The state, called tail, holds the last ``taps - 1``
-    inputs, [B, taps - 1, D], oldest first; those of an earlier life are zero.
+    It lets a single layer bind what it sees now to what it saw one step ago. The state, called tail, holds the last
+    ``taps - 1`` inputs, [B, taps - 1, D], oldest first; those of an earlier life are zero.
 
-    Initialisation: the current input passes with weight 1, the earlier ones with weights from U(-1/sqrt(taps), 1/sqrt(taps)).
+    Initialisation: the current input passes with weight 1, the earlier ones with weights from U(-1/sqrt(taps),
+    1/sqrt(taps)).
 
     Args:
         dim: number of channels D.
