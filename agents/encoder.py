@@ -1,0 +1,166 @@
+"""From an observation (a dict of tensors, described by specs) to one vector per step.
+
+What each kind of entry becomes:
+
+* integers with known sizes (Categorical, MultiCategorical, any shape): one-hot planes, side by side;
+* floats of one dimension or none: finite bounds are mapped to [-1, 1], unbounded ones go through symlog(x) = sign(x)
+  log(1 + |x|);
+* images (uint8 or float, [height, width, channels]): a small convolution. Grids of integers (MiniGrid) take it too with
+  ``grid="convolution"``; the default reads them as planes, which for a view of 7 x 7 costs a twelfth and knows the
+  place of each cell.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+from torchrl.data import Binary, Bounded, Composite, MultiCategorical, TensorSpec, Unbounded
+from torchrl.data import Categorical as CategoricalSpec
+
+Observation = dict[str, Tensor]
+
+
+class ObservationEncoder(nn.Module):
+    """observation -> [..., dim].
+
+    Args:
+        spec: per-life specs, one entry per key of an observation.
+        dim: width of the output.
+        layers: hidden layers after the first (linear) reading of all entries.
+        grid: how grids of integers are read: "planes" or "convolution".
+
+    Raises:
+        ValueError: an entry that cannot be read; the message names it.
+    """
+
+    def __init__(self, spec: Composite, dim: int, layers: int = 1, grid: str = "planes") -> None:
+        super().__init__()
+        if grid not in ("planes", "convolution"):
+            raise ValueError(f"encoder grid={grid!r}: allowed are 'planes' and 'convolution'")
+        readers = {key: _make_reader(key, spec[key], grid) for key in sorted(spec.keys())}
+        if not readers:
+            raise ValueError("the observation is empty: there is nothing to encode")
+        self.readers = nn.ModuleDict(readers)
+        width = sum(reader.size for reader in readers.values())
+        self.first = nn.Linear(width, dim)
+        self.rest = nn.ModuleList([nn.Linear(dim, dim) for _ in range(layers)])
+
+    def forward(self, observation: Observation) -> Tensor:
+        parts = [reader(observation[key]) for key, reader in self.readers.items()]
+        hidden = silu(self.first(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
+        for layer in self.rest:
+            hidden = silu(layer(hidden))
+        return hidden
+
+
+class _Reader(nn.Module):
+    """Reads one entry of an observation into ``size`` floats."""
+
+    size: int
+
+
+class _Planes(_Reader):
+    """Integers [..., *shape] -> one-hot planes side by side [..., sum of sizes]."""
+
+    offsets: Tensor
+
+    def __init__(self, sizes: Tensor) -> None:
+        super().__init__()
+        self.event_dims = sizes.dim()
+        sizes = sizes.flatten().long()
+        self.size = int(sizes.sum())
+        self.register_buffer("offsets", sizes.cumsum(0) - sizes, persistent=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        batch = value.shape[: value.dim() - self.event_dims]
+        index = value.reshape(*batch, -1).long() + self.offsets
+        planes = self.offsets.new_zeros(*batch, self.size, dtype=torch.float32)
+        return planes.scatter_(-1, index, 1.0)
+
+
+class _Vector(_Reader):
+    """Floats [..., n] or [...] -> [..., n], scaled by their bounds."""
+
+    centre: Tensor
+    half_range: Tensor
+    bounded: Tensor
+
+    def __init__(self, low: Tensor, high: Tensor, scalar: bool) -> None:
+        super().__init__()
+        self.scalar = scalar
+        bounded = torch.isfinite(low) & torch.isfinite(high) & (high > low) & (high - low < 1e6)
+        self.size = low.numel()
+        self.all_bounded, self.none_bounded = bool(bounded.all()), not bool(bounded.any())
+        self.register_buffer("bounded", bounded, persistent=False)
+        centre = torch.where(bounded, (low + high) / 2, torch.zeros_like(low))
+        half_range = torch.where(bounded, (high - low) / 2, torch.ones_like(low))
+        self.register_buffer("centre", centre.float(), persistent=False)
+        self.register_buffer("half_range", half_range.float(), persistent=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = value.float()
+        if self.scalar:
+            value = value.unsqueeze(-1)
+        scaled = (value - self.centre) / self.half_range
+        if self.all_bounded:
+            return scaled
+        squashed = value.sign() * value.abs().log1p()
+        return squashed if self.none_bounded else torch.where(self.bounded, scaled, squashed)
+
+
+class _Convolution(_Reader):
+    """Images [..., height, width, channels] -> [..., size]: two convolutions, or one where the image is smaller than
+    8.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], scale: float, categories: Tensor | None = None) -> None:
+        super().__init__()
+        height, width, channels = shape
+        self.scale = scale
+        self.planes = None if categories is None else _Planes(categories)
+        if self.planes is not None:
+            channels = self.planes.size
+        if min(height, width) >= 8:
+            self.layers = nn.Sequential(
+                nn.Conv2d(channels, 16, 5, stride=2), nn.SiLU(), nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.SiLU()
+            )
+        else:
+            self.layers = nn.Sequential(nn.Conv2d(channels, 32, min(3, height, width)), nn.SiLU())
+        with torch.no_grad():
+            self.size = self.layers(torch.zeros(1, channels, height, width)).numel()
+
+    def forward(self, value: Tensor) -> Tensor:
+        batch = value.shape[:-3]
+        image = self.planes(value) if self.planes is not None else value.float() * self.scale
+        image = image.reshape(-1, *image.shape[-3:]).movedim(-1, 1)
+        return self.layers(image).reshape(*batch, self.size)
+
+
+def _make_reader(key: str, spec: TensorSpec, grid: str) -> _Reader:
+    if isinstance(spec, MultiCategorical):
+        sizes = torch.as_tensor(spec.nvec)
+        if grid == "convolution" and len(spec.shape) == 3:
+            return _Convolution(tuple(spec.shape), 1.0, sizes[0, 0])
+        return _Planes(sizes)
+    if isinstance(spec, CategoricalSpec):
+        return _Planes(torch.full(tuple(spec.shape), int(spec.n)))
+    if isinstance(spec, (Bounded, Unbounded, Binary)):
+        if len(spec.shape) == 3:
+            return _Convolution(tuple(spec.shape), 1 / 255 if spec.dtype == torch.uint8 else 1.0)
+        if len(spec.shape) <= 1:
+            low, high = _bounds(spec)
+            return _Vector(low, high, scalar=len(spec.shape) == 0)
+    raise ValueError(
+        f"observation {key!r}: {type(spec).__name__} of shape {list(spec.shape)} and type {spec.dtype} cannot be read; "
+        "served are integers with known sizes, vectors of floats, and images [height, width, channels]"
+    )
+
+
+def _bounds(spec: TensorSpec) -> tuple[Tensor, Tensor]:
+    shape = tuple(spec.shape) or (1,)
+    if isinstance(spec, Bounded):
+        return spec.low.float().reshape(shape), spec.high.float().reshape(shape)
+    if isinstance(spec, Binary):
+        return torch.zeros(shape), torch.ones(shape)
+    return torch.full(shape, -torch.inf), torch.full(shape, torch.inf)

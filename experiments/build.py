@@ -1,0 +1,87 @@
+"""From a config to the objects that run: environment, agent, trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from lifelong.agents import ActorCritic, Trainer
+from lifelong.envs import BatchedEnv, make_env
+from lifelong.experiments.config import RunConfig
+from lifelong.experiments.errors import UserError
+from lifelong.memory import make_core
+
+
+def set_up_process(config: RunConfig) -> torch.device:
+    """Threads and device, before anything is built.
+
+    Raises:
+        UserError: the device does not exist here.
+    """
+    torch.set_num_threads(config.threads)
+    try:
+        device = torch.device(config.device)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device={config.device}: not available here ({str(error).splitlines()[0]})") from error
+    return device
+
+
+def build_env(config: RunConfig, seed: int, num_lives: int | None = None) -> BatchedEnv:
+    """The environment, with ``num_lives`` in place of the config's when given.
+
+    Raises:
+        UserError: an option that the environment refuses.
+    """
+    options = dict(config.env)
+    if num_lives is not None:
+        options["num_lives"] = num_lives
+    try:
+        return make_env({**options, "seed": seed})
+    except (ValueError, TypeError) as error:
+        raise UserError(f"env: {_one_line(error)}") from error
+
+
+def build_agent(config: RunConfig, env: BatchedEnv, device: torch.device) -> ActorCritic:
+    """The network, its weights drawn from the seed.
+
+    Raises:
+        UserError: an option that the core or the encoder refuses, or a space that is not served.
+    """
+    torch.manual_seed(config.seed)
+    options = dict(config.memory)
+    agent = config.agent
+    try:
+        core = make_core(options.pop("name"), agent.width, **options)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"memory: {_one_line(error)}") from error
+    try:
+        network = ActorCritic(
+            env.observation_spec,
+            env.action_spec,
+            core,
+            encoder_layers=agent.encoder_layers,
+            encoder_grid=agent.encoder_grid,
+            head_width=agent.head_width,
+        )
+    except ValueError as error:
+        raise UserError(f"agent: {_one_line(error)}") from error
+    return network.to(device)
+
+
+def build_trainer(config: RunConfig, env: BatchedEnv, device: torch.device) -> Trainer:
+    """Agent, algorithm and lives.
+
+    Raises:
+        UserError: an option that is out of range.
+    """
+    agent = build_agent(config, env, device)
+    try:
+        return Trainer(env, agent, dataclasses.replace(config.algorithm), config.seed, config.frames)
+    except ValueError as error:
+        raise UserError(_one_line(error)) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

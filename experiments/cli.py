@@ -1,0 +1,48 @@
+"""The command line: ``lifelong VERB ...``. A user's mistake is one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from lifelong.experiments.errors import RunFailed, UserError, did_you_mean
+
+# verb: (module, function, what it does)
+_VERBS = {
+    "train": ("train", "train", "train an agent: lifelong train [experiment=NAME] [key=value ...]"),
+    "resume": ("train", "resume", "go on with a run: lifelong resume RUN [frames=N]"),
+    "evaluate": ("evaluate", "evaluate", "run a trained agent: lifelong evaluate RUN [life_steps=N] [lives=B]"),
+    "list": ("listing", "list_names", "what there is: lifelong list [env|memory|algorithm|experiment]"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the ``lifelong`` command; returns the exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words or words[0] in ("-h", "--help", "help"):
+        print("lifelong VERB ...\n" + "\n".join(f"  {verb:<9} {text}" for verb, (_, _, text) in _VERBS.items()))
+        return 0 if words else 2
+    verb, rest = words[0], words[1:]
+    try:
+        if verb not in _VERBS:
+            raise UserError(f"{verb}: unknown verb; allowed: {', '.join(_VERBS)}{did_you_mean(verb, _VERBS)}")
+        module, function, text = _VERBS[verb]
+        if rest and rest[0] in ("-h", "--help"):
+            print(text)
+            return 0
+        # Imported here so that a typo in the verb is answered at once and not after torch has loaded.
+        command = getattr(importlib.import_module(f"lifelong.experiments.{module}"), function)
+        return int(command(rest))
+    except UserError as error:
+        print(f"lifelong: {error}", file=sys.stderr)
+        return 2
+    except RunFailed as error:
+        print(f"lifelong: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("lifelong: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

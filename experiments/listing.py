@@ -1,0 +1,31 @@
+"""``lifelong list [env|memory|algorithm|experiment]``: what may stand behind these words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lifelong.experiments.config import GROUPS, config_folder, group_names
+from lifelong.experiments.errors import UserError, did_you_mean
+
+
+def list_names(arguments: list[str]) -> int:
+    """Print each name with the first comment of its file."""
+    for word in arguments:
+        if word not in GROUPS:
+            raise UserError(f"list {word}: unknown; allowed: {', '.join(GROUPS)}{did_you_mean(word, GROUPS)}")
+    for group in arguments or GROUPS:
+        print(f"{group}=")
+        for name in group_names(group):
+            print(f"  {name:<22} {_first_comment(config_folder() / group / f'{name}.yaml')}")
+    if not arguments or "env" in arguments:
+        print("  any Gymnasium or MiniGrid id, for example env=CartPole-v1 or env=MiniGrid-DoorKey-5x5-v0")
+    return 0
+
+
+def _first_comment(path: Path) -> str:
+    if not path.exists():
+        return "(registered by a plugin)"
+    for line in path.read_text().splitlines():
+        if line.startswith("#") and not line.startswith("# @"):
+            return line.lstrip("# ")
+    return ""

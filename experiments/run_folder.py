@@ -1,0 +1,107 @@
+"""The folder of a run: where it lies and what is in it.
+
+config.yaml  command.txt  versions.txt  progress.csv  timing.csv  events.out.tfevents.*  checkpoints/  summary.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from lifelong.experiments.checkpoint import CheckpointRefused, latest_checkpoint, list_checkpoints, verify_checkpoint
+from lifelong.experiments.config import RunConfig, from_yaml, to_yaml
+from lifelong.experiments.errors import UserError, did_you_mean
+
+CHECKPOINTS = "checkpoints"
+
+
+def create_run_folder(config: RunConfig) -> Path:
+    """Make the folder and write what is known at the start.
+
+    Raises:
+        UserError: ``out`` holds a run already, or cannot be written.
+    """
+    path = Path(config.out) if config.out else _default_folder(config)
+    if (path / "config.yaml").exists():
+        raise UserError(f"out={path} holds a run already; go on with it: lifelong resume {path}")
+    try:
+        (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        write_atomically(path / "config.yaml", to_yaml(config))
+        write_atomically(path / "versions.txt", _versions())
+        append_command(path)
+    except OSError as error:
+        raise UserError(f"out={path}: cannot write there: {error.strerror}") from error
+    return path
+
+
+def append_command(path: Path) -> None:
+    """Add the present command line to ``command.txt``: one line for each train and resume."""
+    with (path / "command.txt").open("a") as file:
+        file.write(" ".join(["lifelong", *map(shlex.quote, sys.argv[1:])]) + "\n")
+
+
+def find_checkpoint(run: str) -> tuple[Path, RunConfig]:
+    """The checkpoint that ``run`` names (a run's folder: its newest whole one; or a checkpoint's folder) and its
+    config.
+
+    Raises:
+        UserError: no such folder, nothing in it, or nothing whole in it.
+    """
+    path = Path(run)
+    if not path.exists():
+        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else [])
+        raise UserError(f"{run}: no such folder{near}")
+    if (path / CHECKPOINTS).is_dir():
+        if not list_checkpoints(path / CHECKPOINTS):
+            raise UserError(f"{run}: this run has no checkpoint yet")
+        path = latest_checkpoint(path / CHECKPOINTS)
+    metadata = verify_checkpoint(path)
+    if "config" not in metadata:
+        raise CheckpointRefused(f"checkpoint {path} holds no config")
+    return path, from_yaml(metadata["config"])
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file so that it is there whole, old or new, whatever happens."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+def _default_folder(config: RunConfig) -> Path:
+    stem = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{_environment_word(config)}_{config.memory['name']}_seed{config.seed}"
+    path, count = Path("runs") / stem, 1
+    while path.exists():
+        count += 1
+        path = Path("runs") / f"{stem}_{count}"
+    return path
+
+
+def _environment_word(config: RunConfig) -> str:
+    """The environment in a folder's name: the id for Gymnasium and MiniGrid."""
+    word = config.env.get("id") or config.env["name"]
+    return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in str(word))
+
+
+def _versions() -> str:
+    lines = [f"python {platform.python_version()} on {platform.system()} {platform.machine()}"]
+    for package in ("lifelong", "torch", "torchrl", "tensordict", "gymnasium", "minigrid", "numpy", "hydra-core"):
+        try:
+            lines.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            lines.append(f"{package} not installed")
+    return "\n".join(lines) + "\n"

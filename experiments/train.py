@@ -1,0 +1,186 @@
+"""``lifelong train`` and ``lifelong resume``: the loop around a Trainer that logs, saves, and stops well."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tqdm import tqdm
+
+from lifelong.agents import NonFinite, Trainer
+from lifelong.envs import BatchedEnv, EnvironmentFault
+from lifelong.experiments.build import build_env, build_trainer, set_up_process
+from lifelong.experiments.checkpoint import load_checkpoint, save_checkpoint
+from lifelong.experiments.config import RunConfig, load_config, to_yaml
+from lifelong.experiments.errors import RunFailed, UserError
+from lifelong.experiments.run_folder import CHECKPOINTS, append_command, create_run_folder, find_checkpoint
+from lifelong.experiments.run_log import RunLog
+from lifelong.experiments.summary import score_of, summarise, write_summary
+
+
+def train(overrides: list[str]) -> int:
+    """``lifelong train [experiment=NAME] [key=value ...]``."""
+    config = load_config(overrides)
+    device = set_up_process(config)
+    env = build_env(config, config.seed)
+    trainer = build_trainer(config, env, device)
+    folder = create_run_folder(config)
+    print(f"run folder: {folder}", flush=True)
+    return _Run(config, folder, env, trainer, resume_at=None).go()
+
+
+def resume(arguments: list[str]) -> int:
+    """``lifelong resume RUN [frames=N]``: go on from the newest whole checkpoint, bit for bit on the CPU."""
+    if not arguments or "=" in arguments[0]:
+        raise UserError("resume needs a run folder: lifelong resume RUN [frames=N]")
+    path, config = find_checkpoint(arguments[0])
+    folder = path.parent.parent
+    if path.parent.name != CHECKPOINTS or not (folder / "config.yaml").exists():
+        raise UserError(f"{arguments[0]}: not in a run folder; resume needs the folder that train made")
+    for word in arguments[1:]:
+        key, _, value = word.partition("=")
+        if key != "frames" or not value.replace("_", "").isdigit() or int(value) < 1:
+            raise UserError(f"{word}: only frames=N, a new total, may be changed on resume")
+        config.frames = int(value)
+    device = set_up_process(config)
+    env = build_env(config, config.seed)
+    trainer = build_trainer(config, env, device)
+    frames = load_checkpoint(path, trainer, env, pickled_environment=not env.state_is_tensors)
+    append_command(folder)
+    print(f"resuming {folder} at {frames:,} frames", flush=True)
+    return _Run(config, folder, env, trainer, resume_at=frames).go()
+
+
+class _Run:
+    """One process's part of a run."""
+
+    def __init__(
+        self, config: RunConfig, folder: Path, env: BatchedEnv, trainer: Trainer, resume_at: int | None
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.env = env
+        self.trainer = trainer
+        self.log = RunLog(folder, resume_at)
+        if resume_at is None:
+            self.log.add_text("config", "    " + to_yaml(config).replace("\n", "\n    "))
+        self.saved_at = trainer.frames
+        self.stop_signal: int | None = None
+
+    def go(self) -> int:
+        """Train to the end, or to a signal; always leave a checkpoint. Returns the exit code."""
+        with _Signals(self._on_signal), self._bar() as bar:
+            while not self.trainer.done and self.stop_signal is None:
+                self._update(bar)
+            if self.trainer.frames > self.saved_at or not self.trainer.frames:
+                self._save()
+        self.log.close()
+        self.env.close()
+        if self.stop_signal is not None and not self.trainer.done:
+            print(f"stopped at {self.trainer.frames:,} frames; go on with: lifelong resume {self.folder}")
+            return 128 + self.stop_signal
+        summary = summarise(self.config, self.env, self.folder)
+        write_summary(self.folder, summary)
+        print(summary.text())
+        print(f"curves: tensorboard --logdir {self.folder.parent}")
+        return 0
+
+    def _update(self, bar: tqdm) -> None:
+        trainer = self.trainer
+        before, started = trainer.frames, time.monotonic()
+        try:
+            metrics = trainer.update()
+        except (NonFinite, EnvironmentFault) as error:
+            self.log.close()
+            raise RunFailed(f"{error}; {self._last_good()}") from error
+        seconds = time.monotonic() - started
+        metrics["rollout/score"] = score_of(self.env, metrics)
+        if metrics["rollout/score"] != metrics["rollout/score"]:  # no references, or no episode has ended yet
+            del metrics["rollout/score"]
+        rates = {
+            "time/fps": (trainer.frames - before) / seconds,
+            "time/collect_seconds": trainer.timings["collect"],
+            "time/update_seconds": trainer.timings["update"],
+        }
+        if trainer.algorithm.updates % self.config.log.every_updates == 0 or trainer.done:
+            self.log.add(trainer.frames, metrics, rates)
+        bar.set_postfix_str(_bar_text(self.env, metrics), refresh=False)
+        bar.update(trainer.frames - before)
+        if trainer.frames - self.saved_at >= self.config.checkpoint.every_frames:
+            self._save()
+
+    def _save(self) -> None:
+        try:
+            save_checkpoint(
+                self.folder / CHECKPOINTS,
+                self.trainer.frames,
+                to_yaml(self.config),
+                self.trainer,
+                self.env,
+                pickled_environment=not self.env.state_is_tensors,
+                keep=self.config.checkpoint.keep,
+            )
+        except (OSError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise RunFailed(
+                f"the checkpoint at {self.trainer.frames:,} frames was not written: {reason}; {self._last_good()}"
+            ) from error
+        self.saved_at = self.trainer.frames
+
+    def _last_good(self) -> str:
+        try:
+            path, _ = find_checkpoint(str(self.folder))
+        except UserError:
+            return "no checkpoint had been written"
+        return f"the last good checkpoint is {path}"
+
+    def _bar(self) -> tqdm:
+        return tqdm(
+            total=self.config.frames,
+            initial=self.trainer.frames,
+            unit="frame",
+            unit_scale=True,
+            dynamic_ncols=True,
+            mininterval=0.5 if sys.stderr.isatty() else 10,
+            file=sys.stderr,
+        )
+
+    def _on_signal(self, number: int) -> None:
+        if self.stop_signal is not None:
+            raise KeyboardInterrupt  # asked twice: leave at once, the last checkpoint stays
+        self.stop_signal = number
+
+
+class _Signals:
+    """Ctrl-C and SIGTERM ask for a stop after the present update; the handlers are put back on leaving."""
+
+    def __init__(self, handler: Callable[[int], None]) -> None:
+        self.handler = handler
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        def handle(number: int, frame: FrameType | None) -> None:
+            self.handler(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.before[number] = signal.signal(number, handle)
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+def _bar_text(env: BatchedEnv, metrics: dict[str, float]) -> str:
+    parts = []
+    if "rollout/ep_rew_mean" in metrics and not env.lifelong:
+        parts.append(f"return {metrics['rollout/ep_rew_mean']:.3f}")
+    else:
+        parts.append(f"reward rate {metrics['rollout/reward_rate']:.3f}")
+    if "rollout/score" in metrics:
+        parts.append(f"score {metrics['rollout/score']:.3f}")
+    return ", ".join(parts)
