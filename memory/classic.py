@@ -29,9 +29,7 @@ class _Lengthened(NamedTuple):
 
     length: int  # T + the largest number of resets in a row
     position: Tensor  # [B * T] int64, index of each step in the flattened [B * length]
-    blank: (
-        Tensor  # [B, length, 1], 1 at blank steps, of which the first of a run erases and the others find nothing left
-    )
+    blank: Tensor  # [B, length, 1], 1 at the blank steps
     after: Tensor  # [B, length, 1], 1 behind a row's last step
 
     @classmethod

@@ -84,7 +84,7 @@ class GatedDeltaCore(ParametricCore):
         heads: number of memories per layer.
         head_dim: width of queries and keys of a head.
         value_dim: width of the values of a head; None for ``head_dim``.
-        convolution_taps: window of the short causal convolution in front of the projections, in steps; 0 for none.
+        convolution_taps: window of the short causal convolution in front of the projections, 2 or more; 0 for none.
         feed_forward: hidden width of the feed-forward block behind each layer, as a multiple of ``dim``; 0 for none.
         write_rate: initial write rate b, in (0, 1).
         horizon_min: initial horizon of the fastest head, in steps.

@@ -19,13 +19,13 @@ class ShortConvolution(nn.Module):
 
     Args:
         dim: number of channels D.
-        taps: window, 1 or more; 1 sees the current input only.
+        taps: window, 2 or more, the current input included.
     """
 
     def __init__(self, dim: int, taps: int) -> None:
         super().__init__()
-        if taps < 1:
-            raise ValueError(f"a convolution needs taps >= 1, not {taps}")
+        if taps < 2:
+            raise ValueError(f"a convolution needs taps >= 2, not {taps}")
         self.taps = taps
         self.weight = nn.Parameter(torch.empty(taps, dim))  # row j weighs the input of j steps ago
         with torch.no_grad():
