@@ -1,8 +1,8 @@
 """How much of each write, and of the entry state, is left at each step of a chunk, with resets as segment masks.
 
-A reset inside a chunk cuts it into segments: a write at j is seen at i >= j only if no reset lies in (j, i], the entry
-state only if none lies in [0, i]. That is a comparison of segment numbers, so nothing leaks across a reset, in values or
-gradients; a log-decay of minus infinity would give NaN, and a large finite one costs digits of all that survives.
+A reset inside a chunk cuts it into segments: a write at j is seen at i >= j only if no reset lies in (j, i], and the
+entry state only if none lies in [0, i]. That is a comparison of segment numbers, so nothing leaks across a reset, be it
+values or gradients; a log-decay of minus infinity would give NaN, and a large finite one costs the survivors digits.
 
 Sums of log-decays over (j, i] are taken as a product with a constant 0/1 matrix, not as differences of a running sum:
 after strong decays those differences lose the digits of weak ones.

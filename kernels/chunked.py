@@ -1,4 +1,4 @@
-"""The fast-weight operation in parallel over the steps of a chunk: torch, exact, any device, any autograd transform of torch.
+"""The fast-weight operation in parallel over the steps of a chunk, in torch: exact, on any device.
 
 Inside a chunk every write influences every later read and erasure by a scalar, or for a decay per channel by a vector;
 `chunk_influence` works those out. `chunk_scan` does the rest.
@@ -25,7 +25,7 @@ def refusal(call: FastWeightCall) -> str | None:
     """Why this implementation cannot serve the call; None if it can."""
     if call.error_function.name != "squared":
         return (
-            f'the error function "{call.error_function.name}" is not linear in the state, and only loops can follow it'
+            f'the "{call.error_function.name}" error is not linear in the state, so only a loop over time can follow it'
         )
     if call.per_channel_decay and not call.is_step:
         return "not yet"
@@ -116,7 +116,7 @@ def _add_outer_products(matrices: Tensor, left: Tensor, right: Tensor) -> None:
 class _Chunks(NamedTuple):
     """How `[B, T, H, ...]` is cut: N chunks of C steps, the last filled up with zeros."""
 
-    count: int
+    number: int
     size: int
     length: int
 
@@ -129,10 +129,10 @@ class _Chunks(NamedTuple):
         return self._cut(tensor)
 
     def _cut(self, tensor: Tensor) -> Tensor:
-        missing = self.count * self.size - self.length
+        missing = self.number * self.size - self.length
         if missing:
             tensor = torch.cat([tensor, tensor.new_zeros(tensor.shape[0], missing, *tensor.shape[2:])], 1)
-        return tensor.unflatten(1, (self.count, self.size)).transpose(0, 1)
+        return tensor.unflatten(1, (self.number, self.size)).transpose(0, 1)
 
     def join(self, tensor: Tensor) -> Tensor:
         """`[N, B, H, C, ...]` as `[B, T, H, ...]`."""
@@ -141,8 +141,8 @@ class _Chunks(NamedTuple):
 
 def _attention(call: FastWeightCall) -> FastWeightOutput:
     length = call.query.shape[1]
-    count = -(-length // _CHUNK)
-    chunks = _Chunks(count, -(-length // count), length)
+    number = -(-length // _CHUNK)
+    chunks = _Chunks(number, -(-length // number), length)
     query, key, value = (chunks.split(tensor) for tensor in (call.query, call.key, call.value))
     erase_key = key if call.erase_key is None else chunks.split(call.erase_key)
 
@@ -199,7 +199,7 @@ def _influence(call: FastWeightCall, chunks: _Chunks) -> Influence:
         reset,
         error_before_decay=call.error_before_decay,
         learned_reset=learned_reset,
-        padding=chunks.count * chunks.size - chunks.length,
+        padding=chunks.number * chunks.size - chunks.length,
     )
 
 
