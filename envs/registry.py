@@ -13,7 +13,9 @@ _FACTORIES: dict[str, Callable[..., BatchedEnv]] = {}
 
 
 def register_env(name: str) -> Callable[[Callable[..., BatchedEnv]], Callable[..., BatchedEnv]]:
-    """Class or function decorator: make an environment known as ``name``. It is called as ``factory(num_lives=, seed=, **options)``."""
+    """Class or function decorator: make an environment known as ``name``. It is called as ``factory(num_lives=,
+    seed=, **options)``.
+    """
 
     def add(factory: Callable[..., BatchedEnv]) -> Callable[..., BatchedEnv]:
         if name in _FACTORIES:
@@ -29,6 +31,15 @@ def env_names() -> list[str]:
     return sorted(_FACTORIES)
 
 
+def env_factory(name: str) -> Callable[..., BatchedEnv]:
+    """What was registered as ``name``. Raises ValueError for an unknown name (the message gives the nearest match)."""
+    if name not in _FACTORIES:
+        near = difflib.get_close_matches(str(name), env_names(), n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown environment {name!r}; known: {', '.join(env_names())}{hint}")
+    return _FACTORIES[name]
+
+
 def make_env(config: Mapping[str, Any]) -> BatchedEnv:
     """Build a batch of environments.
 
@@ -40,11 +51,7 @@ def make_env(config: Mapping[str, Any]) -> BatchedEnv:
     """
     options = dict(config)
     name = options.pop("name")
-    if name not in _FACTORIES:
-        near = difflib.get_close_matches(str(name), env_names(), n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown environment {name!r}; known: {', '.join(env_names())}{hint}")
-    factory = _FACTORIES[name]
+    factory = env_factory(name)
     _check_option_names(name, factory, options)
     return factory(**options)
 
