@@ -6,10 +6,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lifelong.kernels import implementation_names
 from lifelong.memory.core import MemoryCore
 from lifelong.memory.fast_weights import FastWeightLayer, UpdateRule
 from lifelong.memory.feed_forward import FeedForward
-from lifelong.memory.registry import register_core
+from lifelong.memory.registry import did_you_mean, register_core
 
 
 class ParametricCore(MemoryCore):
@@ -37,6 +38,10 @@ class ParametricCore(MemoryCore):
         super().__init__(dim)
         value_dim = head_dim if value_dim is None else value_dim
         _check_options(rule, layers, heads, head_dim, value_dim, convolution_taps, feed_forward, write_rate)
+        known = ["auto", *implementation_names()]
+        if implementation not in known:
+            hint = did_you_mean(implementation, known)
+            raise ValueError(f"unknown kernel implementation {implementation!r}; known: {', '.join(known)}{hint}")
         self.layers = nn.ModuleList(
             FastWeightLayer(dim, rule, heads, head_dim, value_dim, convolution_taps, write_rate, implementation)
             for _ in range(layers)
@@ -173,10 +178,10 @@ def _check_options(
     for name, size in (("layers", layers), ("heads", heads), ("head_dim", head_dim), ("value_dim", value_dim)):
         if size < 1:
             raise ValueError(f"{name} must be 1 or more, not {size}")
-    if convolution_taps < 0 or feed_forward < 0:
-        raise ValueError(
-            f"convolution_taps and feed_forward must be 0 or more, not {convolution_taps} and {feed_forward}"
-        )
+    if convolution_taps < 0 or convolution_taps == 1:
+        raise ValueError(f"convolution_taps must be 0 (no convolution) or 2 or more, not {convolution_taps}")
+    if feed_forward < 0:
+        raise ValueError(f"feed_forward must be 0 (none) or more, not {feed_forward}")
     if not 0.0 < write_rate < 1.0:
         raise ValueError(f"write_rate must lie between 0 and 1, not {write_rate}")
     if rule.horizons is not None and not 1.0 < rule.horizons[0] <= rule.horizons[1]:

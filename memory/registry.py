@@ -47,17 +47,19 @@ def make_core(name: str, dim: int, **options: Any) -> MemoryCore:
         if option not in allowed:
             known = ", ".join(allowed)
             raise ValueError(
-                f"memory core {name!r} has no option {option!r}; allowed: {known}{_hint(option, list(allowed))}"
+                f"memory core {name!r} has no option {option!r}; allowed: {known}{did_you_mean(option, list(allowed))}"
             )
     return core(dim, **options)
 
 
 def _lookup(name: str) -> type[MemoryCore]:
     if name not in _CORES:
-        raise ValueError(f"unknown memory core {name!r}; known: {', '.join(core_names())}{_hint(name, core_names())}")
+        known = core_names()
+        raise ValueError(f"unknown memory core {name!r}; known: {', '.join(known)}{did_you_mean(name, known)}")
     return _CORES[name]
 
 
-def _hint(word: str, known: list[str]) -> str:
+def did_you_mean(word: object, known: list[str]) -> str:
+    """The end of an error message: the known word nearest to ``word``, or nothing if none is near."""
     near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.4)
     return f"; did you mean {near[0]!r}?" if near else ""

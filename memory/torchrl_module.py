@@ -80,8 +80,8 @@ class MemoryModule(TensorDictModuleBase):
         for name, keys in (("in_keys", read), ("out_keys", write)):
             if len(keys) != 1 + len(self._leaves):
                 raise ValueError(
-                    f"MemoryModule needs {1 + len(self._leaves)} {name} for this core, one for the value and one for each "
-                    f"of {[_name(leaf) for leaf in self._leaves]}, not {keys}"
+                    f"MemoryModule needs {1 + len(self._leaves)} {name} for this core, one for the value and one for "
+                    f"each of {[_name(leaf) for leaf in self._leaves]}, not {keys}"
                 )
         self.in_keys, self.out_keys = [*read, _IS_INIT], write
         self.state_keys: list[NestedKey] = read[1:]
@@ -94,8 +94,7 @@ class MemoryModule(TensorDictModuleBase):
         return self._default_recurrent_mode if mode is None else bool(mode)
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """The transform that gives an environment the state: zeros at the start of every life, handed on from step to
-        step.
+        """The transform that gives an environment the state: zeros at the start of a life, handed on by every step.
 
         Raises:
             RuntimeError: a new state's key is not ``("next", *state key)``, so that no environment would hand it on.

@@ -1,0 +1,78 @@
+"""Cores by name, their options, and the config files that list them."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import pytest
+import yaml
+
+from lifelong.memory import MemoryCore, core_names, core_options, make_core, register_core
+
+
+def config(name: str) -> dict[str, object]:
+    text = files("lifelong.experiments").joinpath("configs", "memory", f"{name}.yaml").read_text()
+    loaded: dict[str, object] = yaml.safe_load(text)
+    return loaded
+
+
+@pytest.mark.parametrize("name", core_names())
+def test_the_config_file_lists_every_option_with_its_default(name: str) -> None:
+    defaults = {option: parameter.default for option, parameter in core_options(name).items()}
+    assert config(name) == {"name": name, **defaults}
+
+
+@pytest.mark.parametrize("name", core_names())
+def test_a_core_is_built_from_its_config_file(name: str) -> None:
+    options = config(name)
+    core = make_core(str(options.pop("name")), 8, **options)
+    assert isinstance(core, MemoryCore)
+    assert core.dim == 8
+
+
+@pytest.mark.parametrize("name", core_names())
+def test_every_key_of_the_config_file_has_a_comment(name: str) -> None:
+    text = files("lifelong.experiments").joinpath("configs", "memory", f"{name}.yaml").read_text()
+    head, *keys = text.splitlines()
+    assert head.startswith("# ")
+    assert all("  # " in line for line in keys if not line.startswith("name:"))
+
+
+def test_an_unknown_core_is_named_with_its_nearest_match() -> None:
+    with pytest.raises(
+        ValueError, match=r"unknown memory core 'gated_detla'; known: .*lstm.*; did you mean 'gated_delta'\?"
+    ):
+        make_core("gated_detla", 8)
+
+
+def test_an_unknown_option_is_named_with_its_nearest_match() -> None:
+    with pytest.raises(
+        ValueError, match=r"'gru' has no option 'hiden'; allowed: hidden, layers; did you mean 'hidden'\?"
+    ):
+        make_core("gru", 8, hiden=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("gated_delta", {"heads": 0}, "heads must be 1 or more, not 0"),
+        ("gated_delta", {"convolution_taps": 1}, r"convolution_taps must be 0 \(no convolution\) or 2 or more, not 1"),
+        ("gated_delta", {"write_rate": 1.0}, "write_rate must lie between 0 and 1, not 1.0"),
+        ("gated_delta", {"horizon_min": 1e6}, "horizon_min <= horizon_max, not 1000000.0 and 100000.0"),
+        ("linear_attention", {"feed_forward": -1.0}, "feed_forward must be 0 "),
+        ("gated_delta", {"feed_forward": 0.01}, "leaves no hidden unit at dim=8"),
+        ("lstm", {"hidden": 0}, "hidden >= 1 and layers >= 1, not hidden=0, layers=1"),
+        ("none", {"layers": 0}, "layers >= 1"),
+        ("gated_delta", {"implementation": "chunkd"}, "did you mean 'chunked'"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused_in_plain_words(
+    name: str, options: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_core(name, 8, **options)
+
+
+def test_a_core_cannot_be_registered_twice() -> None:
+    with pytest.raises(ValueError, match="registered already"):
+        register_core("gru")(type(make_core("gru", 4)))
