@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from lifelong.memory.core import MemoryCore
 
@@ -39,7 +40,7 @@ def make_core(name: str, dim: int, **options: Any) -> MemoryCore:
     """Build the core ``name`` of width ``dim``.
 
     Raises:
-        ValueError: unknown name or option; the message says what is allowed and gives the nearest match.
+        ValueError: unknown name or option, or a value of the wrong type; the message says what is allowed.
     """
     core = _lookup(name)
     allowed = core_options(name)
@@ -49,7 +50,30 @@ def make_core(name: str, dim: int, **options: Any) -> MemoryCore:
             raise ValueError(
                 f"memory core {name!r} has no option {option!r}; allowed: {known}{did_you_mean(option, list(allowed))}"
             )
+    types = get_type_hints(core.__init__)
+    for option, value in options.items():
+        if option in types and not _fits(value, types[option]):
+            kind = " or ".join(_TYPE_NAMES.get(each, str(each)) for each in _alternatives(types[option]))
+            raise ValueError(f"option {option} of memory core {name!r} must be {kind}, not {value!r}")
     return core(dim, **options)
+
+
+_TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", NoneType: "null"}
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    """``int | None`` -> (int, NoneType); ``int`` -> (int,)."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _fits(value: object, annotation: Any) -> bool:
+    """Whether a value from a config file may stand for an option of that type; types no file can hold are let pass."""
+    for kind in _alternatives(annotation):
+        if kind not in _TYPE_NAMES or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
+            return True
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return True
+    return False
 
 
 def _lookup(name: str) -> type[MemoryCore]:

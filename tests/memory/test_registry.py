@@ -63,6 +63,15 @@ def test_an_unknown_option_is_named_with_its_nearest_match() -> None:
         ("gated_delta", {"feed_forward": 0.01}, "leaves no hidden unit at dim=8"),
         ("lstm", {"hidden": 0}, "hidden >= 1 and layers >= 1, not hidden=0, layers=1"),
         ("none", {"layers": 0}, "layers >= 1"),
+        (
+            "gated_delta",
+            {"heads": "four"},
+            "option heads of memory core 'gated_delta' must be a whole number, not 'four'",
+        ),
+        ("gated_delta", {"heads": 2.5}, "must be a whole number, not 2.5"),
+        ("gated_delta", {"heads": True}, "must be a whole number, not True"),
+        ("gated_delta", {"write_rate": None}, "must be a number, not None"),
+        ("lstm", {"hidden": "wide"}, "must be a whole number or null, not 'wide'"),
         ("gated_delta", {"implementation": "chunkd"}, "did you mean 'chunked'"),
     ],
 )
