@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 _INT64_MAX = 2**63 - 1
 
 
@@ -25,3 +27,12 @@ def check_choice(env: str, option: str, value: str, choices: tuple[str, ...]) ->
     if value not in choices:
         raise ValueError(f"{env}: {option}={value!r} is unknown; allowed: {', '.join(choices)}")
     return value
+
+
+def check_number(env: str, option: str, value: float, above: float | None = None) -> float:
+    """``value`` as a float, if it is finite (and larger than ``above``)."""
+    number = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+    if not number or (above is not None and value <= above):
+        limit = "a finite number" if above is None else f"a finite number above {above:g}"
+        raise ValueError(f"{env}: {option}={value!r} is not allowed; allowed: {limit}")
+    return float(value)
