@@ -1,8 +1,8 @@
 """How fast the memory cores are: one step while acting, one PPO-sized update, each beside ``torch.nn``'s LSTM and GRU.
 
-    python benchmarks/cores.py [core ...] [--dim 64] [--lives 16] [--steps 128] [--acting-lives 32] [--reset-every 30]
+    python benchmarks/cores.py [core ...] [--dim 64] [--lives 16] [--steps 128] [--acting-lives 32]
 
-All rows are measured in turns, so that a change of the machine's load meets all of them; figures are medians. One thread.
+All rows are measured in turns, so that a change of the machine's load meets all of them. Median CPU time, one thread.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ def measure(works: dict[str, Work], rounds: int, repeats: int) -> dict[str, floa
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for warm in range(rounds + 2):
         for name, work in works.items():
-            start = time.perf_counter()
+            start = time.process_time()
             for _ in range(repeats):
                 work()
             if warm >= 2:
-                seconds[name].append((time.perf_counter() - start) / repeats)
+                seconds[name].append((time.process_time() - start) / repeats)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 

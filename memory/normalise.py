@@ -22,7 +22,8 @@ def scale_to_length(vectors: Tensor, length: float, epsilon: float) -> Tensor:
 
 def _factor(vectors: Tensor, length: float, epsilon: float) -> Tensor:
     norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return torch.addcmul(norm.new_tensor(epsilon), norm, norm).rsqrt_().mul_(length)
+    factor = norm.square_().add_(epsilon).rsqrt_()
+    return factor if length == 1.0 else factor.mul_(length)
 
 
 class _ScaleToLength(torch.autograd.Function):

@@ -27,22 +27,24 @@ class ShortConvolution(nn.Module):
         if taps < 2:
             raise ValueError(f"a convolution needs taps >= 2, not {taps}")
         self.taps = taps
-        self.weight = nn.Parameter(torch.empty(taps, dim))  # row j weighs the input of j steps ago
+        self.weight = nn.Parameter(
+            torch.empty(taps, dim)
+        )  # oldest first: row taps - 1 - j weighs the input of j steps ago
         with torch.no_grad():
             self.weight.uniform_(-(taps**-0.5), taps**-0.5)
-            self.weight[0] = 1.0
+            self.weight[-1] = 1.0
 
     def forward(self, inputs: Tensor, tail: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
         """[B, T, D], [B, taps - 1, D], [B, T] bool or None -> outputs [B, T, D], tail after step T."""
         steps, reach = inputs.shape[1], self.taps - 1
         extended = torch.cat([tail, inputs], 1)
         same_life = None if reset is None else _same_life(reset, reach)
-        outputs = inputs * self.weight[0]
+        outputs = inputs * self.weight[reach]
         for back in range(1, self.taps):
             earlier = extended[:, reach - back : reach - back + steps]
             if same_life is not None:
                 earlier = earlier.masked_fill(~same_life[back - 1], 0.0)
-            outputs = torch.addcmul(outputs, earlier, self.weight[back])
+            outputs = torch.addcmul(outputs, earlier, self.weight[reach - back])
         new_tail = extended[:, steps:]
         if reset is not None:
             life = segments(reset)
@@ -53,7 +55,7 @@ class ShortConvolution(nn.Module):
     def step(self, inputs: Tensor, tail: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
         """[B, D], [B, taps - 1, D], [B] bool or None -> outputs [B, D], new tail."""
         extended = torch.cat([clear(tail, reset), inputs.unsqueeze(1)], 1)
-        return (extended * self.weight.flip(0)).sum(1), extended[:, 1:]
+        return (extended * self.weight).sum(1), extended[:, 1:]
 
 
 def _same_life(reset: Tensor, reach: int) -> list[Tensor]:
