@@ -1,6 +1,6 @@
 """Environments: one interface for a batch of lives, the registry, and everything that registers itself in it."""
 
-from lifelong.envs import associative_recall, switching_bandit
+from lifelong.envs import batched_suite, gymnasium_env, minigrid_env
 from lifelong.envs.base import BatchedEnv, EnvironmentFault, References, Step, UnsupportedSpace
 from lifelong.envs.registry import env_names, make_env, register_env
 
@@ -10,9 +10,10 @@ __all__ = [
     "References",
     "Step",
     "UnsupportedSpace",
-    "associative_recall",
+    "batched_suite",
     "env_names",
+    "gymnasium_env",
     "make_env",
+    "minigrid_env",
     "register_env",
-    "switching_bandit",
 ]
