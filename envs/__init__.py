@@ -3,6 +3,7 @@
 from lifelong.envs import batched_suite, gymnasium_env, minigrid_env
 from lifelong.envs.base import BatchedEnv, EnvironmentFault, References, Step, UnsupportedSpace
 from lifelong.envs.registry import env_names, make_env, register_env
+from lifelong.envs.vector_env import from_vector_env
 
 __all__ = [
     "BatchedEnv",
@@ -12,6 +13,7 @@ __all__ = [
     "UnsupportedSpace",
     "batched_suite",
     "env_names",
+    "from_vector_env",
     "gymnasium_env",
     "make_env",
     "minigrid_env",

@@ -172,10 +172,7 @@ class GymnasiumEnv(BatchedEnv):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state. It is unpickled: load only what you trust. ValueError: a state of another environment."""
-        if state.get("format") != _STATE_FORMAT or state.get("name") != self.name:
-            raise ValueError(f"{self.name}: this state belongs to the environment {state.get('name')!r}")
-        if len(state["life_step"]) != self.num_lives:
-            raise ValueError(f"{self.name}: this state holds {len(state['life_step'])} lives, not {self.num_lives}")
+        check_state(state, _STATE_FORMAT, self.name, self.num_lives)
         for environment in self._environments:
             environment.close()
         self._environments = pickle.loads(state["environments"])
@@ -194,12 +191,27 @@ class GymnasiumEnv(BatchedEnv):
             raise self._fault(fault.row, fault) from fault
 
     def _fault(self, index: int, reason: object) -> EnvironmentFault:
-        what = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else str(reason)
-        what = " ".join(what.split()).removeprefix("ObservationFault: ")
-        return EnvironmentFault(
-            f"environment {index} ({self.name}) failed in step {self._life_step[index]} of its life "
-            f"(step {self._total_steps} of the batch): {what}"
-        )
+        return environment_fault(self.name, index, int(self._life_step[index]), self._total_steps, reason)
+
+
+def environment_fault(
+    name: str, index: int | None, life_step: int, total_steps: int, reason: object
+) -> EnvironmentFault:
+    """The fault of environment ``index`` (None: a vector environment that does not say which), in one line."""
+    what = " ".join(str(reason).split())
+    if isinstance(reason, Exception) and not isinstance(reason, ObservationFault):
+        what = f"{type(reason).__name__}: {what}"
+    who = f"vector environment ({name})" if index is None else f"environment {index} ({name})"
+    when = f"step {total_steps}" if index is None else f"step {life_step} of its life (step {total_steps} of the batch)"
+    return EnvironmentFault(f"{who} failed in {when}: {what}")
+
+
+def check_state(state: Mapping[str, Any], format: int, name: str, num_lives: int) -> None:
+    """ValueError: ``state`` is of another format, environment or number of lives."""
+    if state.get("format") != format or state.get("name") != name:
+        raise ValueError(f"{name}: this state belongs to the environment {state.get('name')!r}")
+    if len(state["life_step"]) != num_lives:
+        raise ValueError(f"{name}: this state holds {len(state['life_step'])} lives, not {num_lives}")
 
 
 def life_seeds(seed: int, num_lives: int) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -124,6 +125,27 @@ register_env("minigrid_memory_s13")(
 )
 
 
+class BoundedPlacement:
+    """Ends MiniGrid's search for a free cell, which never ends in a full room (some BabyAI levels come to that).
+
+    After 10^5 draws ``place_obj`` raises RecursionError, as it does by itself when given ``max_tries``: BabyAI's levels
+    then start over with another draw. A search that would have succeeded does so long before.
+    """
+
+    max_tries = 100_000
+
+    def __init__(self, environment: MiniGridEnv) -> None:
+        self.environment = environment
+
+    def place_obj(
+        self, obj: Any, top: Any = None, size: Any = None, reject_fn: Any = None, max_tries: float = math.inf
+    ) -> Any:
+        """``MiniGridEnv.place_obj`` with at most ``max_tries`` draws."""
+        environment = self.environment
+        tries = min(max_tries, self.max_tries)
+        return type(environment).place_obj(environment, obj, top, size, reject_fn, tries)
+
+
 class QuietReset(gymnasium.Wrapper):
     """Keeps BabyAI's "Sampling rejected" lines, dozens per hundred episodes, off the terminal."""
 
@@ -139,6 +161,7 @@ def _build(id: str, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     base = environment.unwrapped
     if not isinstance(base, MiniGridEnv):
         raise UnsupportedSpace(f"minigrid: {id} is no MiniGrid environment ({type(base).__name__}); use name=gymnasium")
+    base.place_obj = BoundedPlacement(base).place_obj
     PartialView(base).install()
     return QuietReset(environment) if isinstance(base, RoomGridLevel) else environment
 

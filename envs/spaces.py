@@ -90,6 +90,17 @@ class ObservationLayout:
                 raise ValueError(f"observation {entry.key!r} has shape {found}, where its space says {wanted}")
             array[row] = value
 
+    def write_batch(self, arrays: Sequence[np.ndarray], observation: Any) -> None:
+        """Copy a batch of observations, entry by entry. ValueError: a shape that is not [B, *shape of the space]."""
+        for entry, array in zip(self.entries, arrays, strict=True):
+            value = observation
+            for part in entry.path:
+                value = value[part]
+            if np.shape(value) != array.shape:
+                found, wanted = list(np.shape(value)), list(array.shape)
+                raise ValueError(f"observation {entry.key!r} has shape {found}, where its space says {wanted}")
+            array[:] = value
+
     def finish(self, arrays: Sequence[np.ndarray]) -> Observation:
         """The filled arrays as tensors that share their memory (each array belongs to one step only).
 
