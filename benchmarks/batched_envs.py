@@ -1,4 +1,4 @@
-"""Speed and soak of the batched environments: env steps per second of ``BatchedEnv.step``, and a long life's memory.
+"""Speed and soak of the batched environments: env steps per CPU-second of ``BatchedEnv.step``, and a long life's memory.
 
 python benchmarks/batched_envs.py [--lives 256] [--only NAME ...] [--soak 1000000]
 """
@@ -26,15 +26,15 @@ def resident_mebibytes() -> float:
 
 
 def steps_per_second(env: TensorEnv[Any], rounds: int = 7, steps: int = 300) -> tuple[float, float]:
-    """Env steps per second: median and best of ``rounds``."""
+    """Env steps per CPU-second (of this process, all its threads): median and best of ``rounds``."""
     plan = torch.randint(env.num_actions, (steps, env.num_lives), device=env.device)
     env.reset()
     rates = []
     for _ in range(rounds + 1):
-        start = time.perf_counter()
+        start = time.process_time()
         for action in plan:
             env.step(action)
-        rates.append(steps * env.num_lives / (time.perf_counter() - start))
+        rates.append(steps * env.num_lives / (time.process_time() - start))
     return statistics.median(rates[1:]), max(rates[1:])
 
 
@@ -65,7 +65,7 @@ def main() -> None:
         env = make_env({"name": name, "num_lives": arguments.lives, "seed": 0})
         assert isinstance(env, TensorEnv)
         median, best = steps_per_second(env)
-        print(f"{name:24s} {median / 1e6:6.2f} M env steps/s (best {best / 1e6:.2f})", flush=True)
+        print(f"{name:24s} {median / 1e6:6.2f} M env steps/CPU-s (best {best / 1e6:.2f})", flush=True)
         if arguments.soak:
             small = make_env({"name": name, "num_lives": 8, "seed": 0})
             assert isinstance(small, TensorEnv)

@@ -33,8 +33,10 @@ def estimate(samples: Tensor) -> Estimate:
     return Estimate(float(samples.mean()), float(samples.std() / len(samples) ** 0.5))
 
 
-def measure(env: TensorEnv[Any], policy: Policy, steps: int, per: Literal["step", "episode"]) -> Estimate:
-    """Run ``policy`` for ``steps`` steps in all lives of a new batch.
+def measure(
+    env: TensorEnv[Any], policy: Policy, steps: int, per: Literal["step", "episode"], burn_in: int = 0
+) -> Estimate:
+    """Run ``policy`` in all lives of a new batch, for ``burn_in`` steps that do not count and then ``steps`` that do.
 
     ``per="step"``: mean reward of a step; lives are the samples. ``per="episode"``: mean return of the episodes that
     ended (terminated, truncated, or soft reset); they are the samples, taken as independent.
@@ -42,13 +44,15 @@ def measure(env: TensorEnv[Any], policy: Policy, steps: int, per: Literal["step"
     observation = env.reset()
     total = torch.zeros(env.num_lives, dtype=torch.float64, device=env.device)
     returns: list[Tensor] = []
-    for _ in range(steps):
+    for t in range(burn_in + steps):
         step = env.step(policy(observation, env.privileged))
         observation = step.observation
-        total += step.reward
+        if per == "episode" or t >= burn_in:
+            total += step.reward
         if per == "episode":
             over = step.terminated | step.truncated | step.soft_reset
-            returns.append(total[over])
+            if t >= burn_in:
+                returns.append(total[over])
             total = total.masked_fill(over, 0.0)
     return estimate(total / steps if per == "step" else torch.cat(returns))
 

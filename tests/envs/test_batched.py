@@ -1,7 +1,7 @@
 """What every batched environment promises, those that users register included."""
 
+import gc
 import io
-import resource
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from lifelong.envs import env_names, make_env
 from lifelong.envs.base import Observation, Step
 from lifelong.envs.batched import TensorEnv
 from lifelong.envs.measurement import measure, oracle_policy, random_policy
+from lifelong.envs.open_loop import OpenLoopEnv
 from lifelong.envs.registry import env_factory
 
 NAMES = [n for n in env_names() if isinstance(env_factory(n), type) and issubclass(env_factory(n), TensorEnv)]
@@ -91,14 +92,14 @@ def test_what_the_policy_may_not_see_is_apart_from_the_observation(name: str) ->
 @every_env
 def test_the_oracle_policy_earns_the_oracle_reference(name: str) -> None:
     env = build(name, num_lives=256)
-    measured = measure(env, oracle_policy, steps=400, per=env.references.per)
+    measured = measure(env, oracle_policy, steps=400, per=env.references.per, burn_in=100)
     assert measured.agrees_with(env.references.oracle), (measured, env.references)
 
 
 @every_env
 def test_random_actions_earn_the_random_reference(name: str) -> None:
     env = build(name, num_lives=256)
-    measured = measure(env, random_policy(env.num_actions, seed=1), steps=400, per=env.references.per)
+    measured = measure(env, random_policy(env.num_actions, seed=1), steps=400, per=env.references.per, burn_in=100)
     assert measured.agrees_with(env.references.random), (measured, env.references)
 
 
@@ -202,6 +203,31 @@ def test_a_second_reset_begins_new_lives(name: str) -> None:
     assert any(not torch.equal(a, b) for a, b in zip(first.world, env.state.world, strict=True))
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if issubclass(env_factory(name), OpenLoopEnv)])  # type: ignore[arg-type]
+def test_a_stretch_of_an_open_loop_environment_is_what_stepping_shows(name: str) -> None:
+    stepped, streamed = build(name, num_lives=3), build(name, num_lives=3)
+    assert isinstance(streamed, OpenLoopEnv)
+    seen = [(stepped.reset(), stepped.privileged)]
+    streamed.reset()
+    plan = actions(stepped, 400)
+    for step in run(stepped, plan):
+        seen.append((step.observation, dict(step.privileged)))
+    at = 0
+    for length in (1, 2, 63, 64, 200):  # any cut
+        stretch = streamed.stream(length)
+        for t in range(length):
+            for shown, expected in zip((stretch.observation, stretch.privileged), seen[at + t], strict=True):
+                assert all(torch.equal(shown[key][t], expected[key]) for key in expected)
+        at += length
+    for t, action in enumerate(plan[at:], start=at + 1):  # and stepping goes on from there
+        step = streamed.step(action)
+        assert all(torch.equal(step.observation[key], seen[t][0][key]) for key in step.observation)
+    with pytest.raises(ValueError, match="steps=0 is not allowed"):
+        streamed.stream(0)
+    with pytest.raises(ValueError, match="life_steps=9 is set"):
+        build(name, life_steps=9).stream(5)  # type: ignore[attr-defined]
+
+
 @every_env
 def test_a_life_is_cut_after_life_steps_and_begins_anew(name: str) -> None:
     env = build(name, num_lives=3, life_steps=5)
@@ -236,20 +262,28 @@ def test_counters_and_sums_stay_exact_in_a_long_life(name: str, start: int) -> N
 
 
 @every_env
-def test_ten_thousand_steps_leave_the_memory_of_the_process_flat(name: str) -> None:
+def test_a_long_life_leaves_nothing_behind(name: str) -> None:
     env = build(name, num_lives=8)
     env.reset()
-    plan = actions(env, 1000)
-    run_and_forget(env, plan)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(9):
-        run_and_forget(env, plan)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2048  # KiB
+    plan = actions(env, 500)
+
+    def objects_after(steps: int) -> int:
+        for action in plan[:steps]:
+            env.step(action)
+        gc.collect()
+        return len(gc.get_objects())
+
+    objects_after(100)
+    assert abs(objects_after(500) - objects_after(100)) < 20  # an object per step would be hundreds
+    assert sum(value.nbytes for value in env.state_dict().values() if isinstance(value, Tensor)) == sum(
+        value.nbytes for value in build_state(name).values() if isinstance(value, Tensor)
+    )
 
 
-def run_and_forget(env: TensorEnv[Any], plan: Tensor) -> None:
-    for action in plan:
-        env.step(action)
+def build_state(name: str) -> dict[str, Any]:
+    env = build(name, num_lives=8)
+    env.reset()
+    return env.state_dict()
 
 
 @every_env

@@ -1,0 +1,12 @@
+"""The batched suite, whole: importing this module registers every environment of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lifelong.envs.associative_recall import AssociativeRecall
+from lifelong.envs.batched import TensorEnv
+from lifelong.envs.recall_stream import RecallStream
+from lifelong.envs.switching_bandit import SwitchingBandit
+
+BATCHED_ENVS: tuple[type[TensorEnv[Any]], ...] = (AssociativeRecall, RecallStream, SwitchingBandit)
