@@ -8,17 +8,14 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import cast
 
+import torch
 from torch import Tensor
 
+from lifelong.kernels import chunked, native, reference
 from lifelong.kernels.types import SQUARED, ErrorFunction, FastWeightCall, FastWeightOutput, Implementation, State
 from lifelong.kernels.validation import build_call
 
-_MODULES = {
-    "reference": "lifelong.kernels.reference",
-    "chunked": "lifelong.kernels.chunked",
-    "native": "lifelong.kernels.native",
-    "triton": "lifelong.kernels.triton_recurrent",
-}
+_TRITON = "lifelong.kernels.triton_recurrent"
 
 
 def fast_weight_attention(
@@ -119,7 +116,7 @@ def fast_weight_step(
 
 def implementation_names() -> tuple[str, ...]:
     """The names that `implementation=` takes, besides `"auto"`."""
-    return tuple(_MODULES)
+    return ("reference", "chunked", "native", "triton")
 
 
 def choose(call: FastWeightCall, implementation: str) -> Implementation:
@@ -132,23 +129,42 @@ def choose(call: FastWeightCall, implementation: str) -> Implementation:
         ValueError: the name is unknown, or the implementation refuses the call; the message says why.
     """
     if implementation != "auto":
-        module = _load(implementation)
+        module = _module(implementation)
         reason = module.refusal(call)
         if reason is not None:
             raise ValueError(f'implementation="{implementation}" cannot serve this call: {reason}')
         return module
     for name in ("triton" if call.query.is_cuda else "native", "chunked"):
-        if importlib.util.find_spec(_MODULES[name]) is None:
+        if name == "triton" and not _triton_is_installed():
             continue
-        module = _load(name)
+        module = _module(name)
         if module.refusal(call) is None:
             return module
-    return _load("reference")
+    return reference
 
 
-def _load(name: str) -> Implementation:
-    if name not in _MODULES:
-        close = get_close_matches(name, [*_MODULES, "auto"], n=1)
-        hint = f'; did you mean "{close[0]}"?' if close else ""
-        raise ValueError(f'implementation must be one of auto, {", ".join(_MODULES)}, got "{name}"{hint}')
-    return cast(Implementation, importlib.import_module(_MODULES[name]))
+def _module(name: str) -> Implementation:
+    if name == "reference":
+        return reference
+    if name == "chunked":
+        return chunked
+    if name == "native":
+        return native
+    if name == "triton":
+        if not _triton_is_installed():
+            raise ValueError('implementation="triton" needs the package triton, which is not installed')
+        return _triton()
+    close = get_close_matches(name, [*implementation_names(), "auto"], n=1)
+    hint = f'; did you mean "{close[0]}"?' if close else ""
+    raise ValueError(f'implementation must be one of auto, {", ".join(implementation_names())}, got "{name}"{hint}')
+
+
+@torch.compiler.assume_constant_result
+def _triton_is_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@torch.compiler.assume_constant_result
+def _triton() -> Implementation:
+    # Imported on first use: the package adds half a second to the start of every process.
+    return cast(Implementation, importlib.import_module(_TRITON))

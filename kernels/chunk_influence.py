@@ -20,17 +20,16 @@ class Influence(NamedTuple):
     """Scalar weights of one chunk; `...` is `[N, B, H]`, or anything that broadcasts to it.
 
     P planes make up the state: the fast weights; with momentum, the running update; with a learned reset state, that.
+    The first C rows belong to the states that the errors are measured at, the next C to the states that are read.
 
-    read_entry, erase_entry:   `[..., C, P]` weight of each plane of the entry state in the state that step i reads, and
-                               in the state that the error of step i is measured at
-    read_writes, erase_writes: `[..., C, C]` the same for the write of step j (erase: only j < i is meaningful)
-    exit_entry, exit_writes:   `[..., P, P]`, `[..., P, C]` the same in each plane of the state after the chunk
+    entry:       `[..., 2 C, P]` weight of each plane of the entry state
+    writes:      `[..., 2 C, C]` weight of the write of step j
+    exit_entry:  `[..., P, P]`, and
+    exit_writes: `[..., P, C]`, the same in each plane of the state after the chunk
     """
 
-    read_entry: Tensor
-    read_writes: Tensor
-    erase_entry: Tensor
-    erase_writes: Tensor
+    entry: Tensor
+    writes: Tensor
     exit_entry: Tensor
     exit_writes: Tensor
 
@@ -44,23 +43,21 @@ def influence_without_momentum(
     learned_reset: bool,
 ) -> Influence:
     """write_rate, log_decay `[N, B, H, C]`, reset `[N, B, C]`."""
-    kept = kept_between(log_decay, visible(write_rate.shape[-1], reset, write_rate.device), write_rate.dtype)
+    size, dtype = write_rate.shape[-1], write_rate.dtype
+    seen = visible(size, reset, write_rate.device).to(dtype)
+    if log_decay is None:
+        kept = seen
+    else:
+        # No exponent is positive, so nothing overflows, and masking after the exponential is safe.
+        kept = (log_decay @ _intervals(size, error_before_decay, log_decay)).exp().unflatten(-1, seen.shape[-2:]) * seen
     entry, between = kept[..., :1], kept[..., 1:]
-    if learned_reset and reset is not None:
-        # A reset at j acts as a write of the reset state at j, which the decay of step j already shrinks.
-        fresh = reset[:, :, None].to(kept.dtype) * (1.0 if log_decay is None else log_decay.exp())
-        fresh = between @ fresh[..., None]
-        entry = torch.cat([entry.expand_as(fresh), fresh], -1)
-
-    erase_entry, erase_between = entry, between
-    if error_before_decay:
-        erase_entry, erase_between = _one_step_earlier(entry, between, reset)
-
     rate = write_rate[..., None, :]
     exit_entry, exit_writes = entry[..., -1:, :], between[..., -1:, :] * rate
-    if entry.shape[-1] == 2:
-        exit_entry, exit_writes = _with_constant_plane(exit_entry, exit_writes)
-    return Influence(entry, between * rate, erase_entry, erase_between * rate, exit_entry, exit_writes)
+    if learned_reset and reset is not None:
+        fresh = _reset_state_weights(between[..., size:, :], log_decay, reset, error_before_decay)
+        entry = torch.cat([entry.expand_as(fresh), fresh], -1)
+        exit_entry, exit_writes = _with_constant_plane(entry[..., -1:, :], exit_writes)
+    return Influence(entry, between * rate, exit_entry, exit_writes)
 
 
 def influence_with_momentum(
@@ -103,46 +100,45 @@ def influence_with_momentum(
     after = [in_weights, in_momentum]
     if learned_reset:
         after.append(columns[2].expand_as(in_weights))
-    split = [torch.stack(rows, -2).split([planes, size], -1) for rows in (read, erase, after)]
-    return Influence(*(part for pair in split for part in pair))
+    entry, writes = torch.stack(erase + read, -2).split([planes, size], -1)
+    exit_entry, exit_writes = torch.stack(after, -2).split([planes, size], -1)
+    return Influence(entry, writes, exit_entry, exit_writes)
 
 
 def visible(size: int, reset: Tensor | None, device: torch.device) -> Tensor:
-    """`[N, B, 1, C, 1 + C]` bool: whether step i sees the entry state (column 0) and the write of j (column 1 + j)."""
+    """`[N, B, 1, 2 C, 1 + C]` bool: whether a row of `Influence` sees the entry state (column 0) or write j (1 + j).
+
+    The error of step i sees the writes before it, the reader of step i its own too.
+    """
     steps = torch.arange(size, device=device)
-    causal = steps[:, None] >= torch.arange(-1, size, device=device)
+    starts = torch.arange(-1, size, device=device)
+    causal = torch.cat([starts < steps[:, None], starts <= steps[:, None]])
     if reset is None:
         return causal
     segment = reset.cumsum(-1)
     written_in = torch.nn.functional.pad(segment, (1, 0))
-    return (causal & (segment[..., :, None] == written_in[..., None, :]))[:, :, None]
+    together = segment[..., :, None] == written_in[..., None, :]
+    return (causal & torch.cat([together, together], -2))[:, :, None]
 
 
-def kept_between(log_decay: Tensor | None, seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """`[..., C, 1 + C]` what the decays after step j (column 1 + j; column 0: after the entry) leave up to step i."""
-    if log_decay is None:
-        return seen.to(dtype)
-    size = log_decay.shape[-1]
-    steps = torch.arange(size, device=log_decay.device)
-    starts = torch.arange(-1, size, device=log_decay.device)
-    # lies_between[s, i, j]: the decay of step s lies in (j, i]
-    lies_between = (steps[:, None, None] <= steps[:, None]) & (steps[:, None, None] > starts)
-    sums = (log_decay @ lies_between.flatten(1).to(dtype)).unflatten(-1, (size, size + 1))
-    return sums.masked_fill(~seen, -torch.inf).exp()
+def _intervals(size: int, error_before_decay: bool, like: Tensor) -> Tensor:
+    """`[C, 2 C (1 + C)]` of zeros and ones: which log-decays lie between a write and a row of `Influence`."""
+    steps = torch.arange(size, device=like.device)
+    starts = torch.arange(-1, size, device=like.device)
+    last = torch.cat([steps - 1 if error_before_decay else steps, steps])
+    between = (steps[:, None, None] > starts) & (steps[:, None, None] <= last[:, None])
+    return between.flatten(1).to(like.dtype)
 
 
-def _one_step_earlier(entry: Tensor, between: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The weights in the state before the decay of step i: those after step i - 1, or those of a reset at i."""
-    first = torch.zeros_like(entry[..., :1, :])
-    first[..., 0] = 1.0
-    entry = torch.cat([first, entry[..., :-1, :]], -2)
-    between = torch.cat([torch.zeros_like(between[..., :1, :]), between[..., :-1, :]], -2)
-    if reset is None:
-        return entry, between
-    dropped = reset[:, :, None, :, None]
-    fresh = torch.zeros(entry.shape[-1], dtype=entry.dtype, device=entry.device)
-    fresh[1:] = 1.0
-    return torch.where(dropped, fresh, entry), between.masked_fill(dropped, 0.0)
+def _reset_state_weights(between: Tensor, log_decay: Tensor | None, reset: Tensor, error_before_decay: bool) -> Tensor:
+    """`[..., 2 C, 1]` weight of the learned reset state; between `[..., C, C]` are the weights of readers."""
+    # A reset at j acts as a write of the reset state at j, which the decay of step j already shrinks.
+    written = reset[:, :, None].to(between.dtype) * (1.0 if log_decay is None else log_decay.exp())
+    read = between @ written[..., None]
+    if not error_before_decay:
+        return torch.cat([read, read], -2)
+    earlier = torch.cat([torch.zeros_like(read[..., :1, :]), read[..., :-1, :]], -2)
+    return torch.cat([earlier.masked_fill(reset[:, :, None, :, None], 1.0), read], -2)
 
 
 def _with_constant_plane(exit_entry: Tensor, exit_writes: Tensor) -> tuple[Tensor, Tensor]:

@@ -122,7 +122,7 @@ class _Chunks(NamedTuple):
 
     def split(self, tensor: Tensor) -> Tensor:
         """`[B, T, H, ...]` as `[N, B, H, C, ...]`."""
-        return self._cut(tensor).transpose(2, 3).contiguous()
+        return self._cut(tensor).transpose(2, 3)
 
     def split_shared(self, tensor: Tensor) -> Tensor:
         """`[B, T]` as `[N, B, C]`."""
@@ -143,44 +143,27 @@ def _attention(call: FastWeightCall) -> FastWeightOutput:
     length = call.query.shape[1]
     number = -(-length // _CHUNK)
     chunks = _Chunks(number, -(-length // number), length)
-    query, key, value = (chunks.split(tensor) for tensor in (call.query, call.key, call.value))
-    erase_key = key if call.erase_key is None else chunks.split(call.erase_key)
+    lives, heads = call.query.shape[0], call.query.shape[2]
+    key, value = chunks.split(call.key).contiguous(), chunks.split(call.value).contiguous()
+    erase_key = call.key if call.erase_key is None else call.erase_key
+    readers = torch.cat([chunks.split(erase_key), chunks.split(call.query)], -2)
 
     influence = _influence(call, chunks)
-    read = query @ key.mT * influence.read_writes
-    seen = erase_key @ key.mT * influence.erase_writes
-    key_in = _spread(erase_key, influence.erase_entry)
-    query_in = _spread(query, influence.read_entry)
-    key_out = _spread(key, influence.exit_writes.mT)
-    carry = influence.exit_entry[..., None]
-
-    erase, key_erase = (seen, key_in) if call.erase is True else (None, None)
-    if isinstance(call.erase, Tensor):
-        switch = call.erase[:, None, None].to(seen.dtype)
-        erase, key_erase = seen * switch, key_in * switch
-    state = _planes(call)
     result = chunk_scan(
         _merge(value),
-        None if erase is None else _merge(erase),
-        _merge(read),
-        None if key_erase is None else _merge(key_erase),
-        _merge(query_in),
-        _merge(key_out),
-        _merge(carry.expand(*query.shape[:3], -1, -1, -1)),
-        state,
+        _merge(_spread(readers, influence.entry)),
+        _merge(readers @ key.mT * influence.writes),
+        call.erase if isinstance(call.erase, bool) else call.erase.repeat(lives).to(value.dtype),
+        _merge(_spread(key, influence.exit_writes.mT)),
+        _merge(influence.exit_entry[..., None].expand(*key.shape[:3], -1, -1, -1)),
+        _planes(call),
     )
-    if call.erase is True:
-        prediction_error = result.errors
-    else:
-        known = _merge(key_in) @ result.entries.flatten(-2).mT + _merge(seen.tril(-1)) @ result.errors
-        prediction_error = _merge(value) - known
 
-    lives = call.query.shape[0]
-    output = chunks.join(result.output.unflatten(1, (lives, -1)))
-    surprise = chunks.join(torch.linalg.vector_norm(prediction_error, dim=-1).unflatten(1, (lives, -1)))
-    weights, *others = (plane.unflatten(0, (lives, -1)) for plane in result.state.unbind(-2))
-    final = pack_state(weights, None if call.momentum is None else others[0])
-    return FastWeightOutput(output.to(call.value.dtype), final, surprise)
+    output = chunks.join(result.output.unflatten(1, (lives, heads)))
+    surprise = chunks.join(torch.linalg.vector_norm(result.prediction_error, dim=-1).unflatten(1, (lives, heads)))
+    weights, *others = result.state.mT.unflatten(0, (lives, heads)).split(call.key.shape[-1], -1)
+    state = pack_state(weights, None if call.momentum is None else others[0])
+    return FastWeightOutput(output.to(call.value.dtype), state, surprise)
 
 
 def _influence(call: FastWeightCall, chunks: _Chunks) -> Influence:
@@ -204,18 +187,18 @@ def _influence(call: FastWeightCall, chunks: _Chunks) -> Influence:
 
 
 def _planes(call: FastWeightCall) -> Tensor:
-    """The state as `[B * H, Dv, P, Dk]`."""
+    """The state as `[B * H, P * Dk, Dv]`."""
     planes = [call.initial_weights]
     if call.initial_momentum is not None:
         planes.append(call.initial_momentum)
     if call.reset_state is not None and call.reset is not None:
         planes.append(call.reset_state.expand_as(call.initial_weights))
-    return torch.stack(planes, -2).flatten(0, 1)
+    return torch.cat(planes, -1).flatten(0, 1).mT
 
 
-def _spread(keys: Tensor, weights: Tensor) -> Tensor:
-    """Keys `[..., C, Dk]` weighted for each plane, `[..., C, P]`, side by side: `[..., C, P * Dk]`."""
-    return (weights[..., None] * keys[..., None, :]).flatten(-2)
+def _spread(vectors: Tensor, weights: Tensor) -> Tensor:
+    """Vectors `[..., R, Dk]` weighted for each plane, `[..., R, P]`, side by side: `[..., R, P * Dk]`."""
+    return (weights[..., None] * vectors[..., None, :]).flatten(-2)
 
 
 def _merge(tensor: Tensor) -> Tensor:
