@@ -15,7 +15,8 @@ from lifelong.envs.measurement import Estimate
 from lifelong.envs.options import check_count, check_probability
 from lifelong.envs.random_streams import Channel, Stream, integers
 from lifelong.envs.registry import register_env
-from lifelong.envs.switching_bandit_learners import BayesLearner, simulate_bayes_learner
+from lifelong.envs.signalling import Signal
+from lifelong.envs.switching_bandit_learners import BayesLearner, simulate_bayes_learner, told_rate
 
 
 class SwitchingBanditWorld(NamedTuple):
@@ -36,7 +37,7 @@ class SwitchingBandit(TensorEnv[SwitchingBanditWorld]):
     not end, unless ``life_steps`` cuts them. The observation does not hold the last action and reward: the agent's
     token does.
 
-    Observation: ``observation`` [B, K] float32, the context one-hot. Actions: 0..A-1.
+    Observation: ``observation`` [B, K + width of the signal] float32, the context one-hot. Actions: 0..A-1.
     Privileged: ``steps_since_change`` int64, ``oracle_action`` int64, ``changed`` bool (all [B]).
 
     Args:
@@ -44,6 +45,7 @@ class SwitchingBandit(TensorEnv[SwitchingBanditWorld]):
         contexts: K.
         actions: A.
         hazard: probability per step that the mapping is redrawn.
+        signal: what is told of the mapping, see ``Signal``; its code is the mapping, one-hot per context (K A entries).
     """
 
     name = "switching_bandit"
@@ -57,29 +59,46 @@ class SwitchingBandit(TensorEnv[SwitchingBanditWorld]):
         contexts: int = 6,
         actions: int = 4,
         hazard: float = 1 / 300,
+        signal: str = "hidden",
         life_steps: int | None = None,
         first_life: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.contexts = self.observation_size = check_count(self.name, "contexts", contexts)
+        self.contexts = check_count(self.name, "contexts", contexts)
         self.actions = self.num_actions = check_count(self.name, "actions", actions, low=2)
         self.hazard = check_probability(self.name, "hazard", hazard)
+        self.signal = Signal(self.name, signal, code_size=self.contexts * self.actions)
+        self.observation_size = self.contexts + self.signal.width
         self.lifelong = life_steps is None
         super().__init__(num_lives, seed, life_steps=life_steps, first_life=first_life, device=device)
-        self._codes = torch.eye(self.contexts, device=self.device)
+        self._context_codes = torch.eye(self.contexts, device=self.device)
+        self._action_codes = torch.eye(self.actions, device=self.device)
 
     @property
     def references(self) -> References:  # type: ignore[override]
-        ideal = ideal_rate(self.contexts, self.actions, self.hazard, self.life_steps)
+        chance, told = 1 / self.actions, told_rate(self.contexts, self.actions, self.hazard, self.life_steps)
+        memoryless, ideal, source = chance, 1.0, "closed form: the mapping is told, and need only be remembered"
+        if self.signal.kind == "hidden":
+            simulated = ideal_rate(self.contexts, self.actions, self.hazard, self.life_steps)
+            ideal = simulated.mean
+            source = f"exact Bayes filter, greedy: simulation, standard error {simulated.standard_error:.5f}"
+        elif self.signal.kind == "flag":
+            ideal, source = told, "closed form: elimination, starting over at each flag"
+        elif self.signal.kind == "cue":
+            told_steps = self.hazard if self.life_steps is None else self.hazard + (1 - self.hazard) / self.life_steps
+            memoryless = chance + told_steps * (1 - chance)
+        else:
+            memoryless = 1.0
         return References(
             per="step",
-            random=1 / self.actions,
+            random=chance,
             oracle=1.0,
-            memoryless=1 / self.actions,
-            ideal_learner=ideal.mean,
+            memoryless=memoryless,
+            ideal_learner=ideal,
             notes={
-                "memoryless": "closed form: without memory of rewards, every action is right with probability 1/A",
-                "ideal_learner": f"exact Bayes filter, greedy: simulation, standard error {ideal.standard_error:.5f}",
+                "memoryless": "closed form: without memory, an action is right with probability 1/A unless it is told",
+                "ideal_learner": source,
+                "told_of_changes": f"{told:.5f}, closed form: the ideal learner if told when the mapping changes",
             },
         )
 
@@ -107,7 +126,11 @@ class SwitchingBandit(TensorEnv[SwitchingBanditWorld]):
         return Change(SwitchingBanditWorld(mapping, context, age, changed), reward)
 
     def observe(self, world: SwitchingBanditWorld) -> Observation:
-        return {"observation": self._codes[world.context]}
+        shown = self._context_codes[world.context]
+        if self.signal.width:
+            code = self._action_codes[world.mapping].flatten(1)
+            shown = torch.cat([shown, self.signal.entries(world.steps_since_change == 0, code)], dim=1)
+        return {"observation": shown}
 
     def describe(self, world: SwitchingBanditWorld) -> dict[str, Tensor]:
         return {

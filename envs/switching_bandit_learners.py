@@ -6,9 +6,10 @@ Two learners that know K, A and the hazard h, but not when the mapping changes:
 * the *elimination learner* strikes out what failed, keeps what succeeded, and starts over at the first contradiction.
 
 A learner who is told of a change makes (A - 1) / 2 errors per context on average until it knows all, and none can make
-fewer: when changes are rare, 1 - h K (A - 1) / 2 per step is the limit. The elimination learner also forgets what
-proved to be right between the change and its first contradiction, and loses (1 - A^-K) (K (A - 1) + 1) / 2 per change.
-The exact rates are higher, because a change spares the errors that were still to be made on the last one.
+fewer: when changes are rare, 1 - h K (A - 1) / 2 per step is the limit (``told_rate`` is exact). The elimination
+learner also forgets what proved to be right between the change and its first contradiction, and loses (1 - A^-K) (K (A
+- 1) + 1) / 2 per change. The exact rates are higher, because a change spares the errors that were still to be made on
+the last one.
 """
 
 from __future__ import annotations
@@ -128,6 +129,30 @@ def simulate_bayes_learner(
         context = result.observation["observation"].argmax(1)
         rate += weight * result.reward
     return estimate(rate)
+
+
+def told_rate(contexts: int, actions: int, hazard: float, life_steps: int | None = None) -> float:
+    """Exact mean reward per step of the learner that is told when the mapping changes: no learner does better untold.
+
+    A context that was shown v times since the change is answered rightly with probability min(v + 1, A) / A. In a life
+    without end v is geometric, P(v >= j) = q^j with q = s / (h + s), s = (1 - h) / K, and the rate is (1 - q^A) / (A (1
+    - q)). In a life of ``life_steps`` steps the law of min(v, A - 1) is followed from its beginning, until it has
+    settled.
+    """
+    share = (1 - hazard) / contexts
+    if life_steps is None:
+        again = share / (hazard + share)  # P(the context is shown once more before the next change)
+        return sum(again**j for j in range(actions)) / actions
+    law, rate, total = [1.0] + [0.0] * (actions - 1), 0.0, 0.0
+    for step in range(life_steps):
+        before, rate = rate, sum(probability * (v + 1) for v, probability in enumerate(law)) / actions
+        if abs(rate - before) < 1e-15:
+            return (total + (life_steps - step) * rate) / life_steps
+        total += rate
+        moved = [p * (1 - 1 / contexts) + (law[v - 1] / contexts if v else 0.0) for v, p in enumerate(law)]
+        moved[-1] += law[-1] / contexts
+        law = [(1 - hazard) * p + (hazard if v == 0 else 0.0) for v, p in enumerate(moved)]
+    return total / life_steps
 
 
 @lru_cache(maxsize=64)

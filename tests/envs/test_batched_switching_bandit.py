@@ -5,9 +5,16 @@ import torch
 from torch import Tensor
 
 from lifelong.envs import make_env
+from lifelong.envs.base import References
 from lifelong.envs.measurement import estimate
 from lifelong.envs.switching_bandit import SwitchingBandit, ideal_rate, simulate_ideal_rate
-from lifelong.envs.switching_bandit_learners import BayesLearner, Belief, elimination_rate, simulate_bayes_learner
+from lifelong.envs.switching_bandit_learners import (
+    BayesLearner,
+    Belief,
+    elimination_rate,
+    simulate_bayes_learner,
+    told_rate,
+)
 
 
 def test_the_reward_is_one_for_the_hidden_action_of_the_context_and_the_context_is_all_that_is_seen() -> None:
@@ -130,6 +137,73 @@ def test_the_elimination_learner_loses_its_closed_form_per_change_when_changes_a
     assert (1 - elimination_rate(contexts, actions, hazard)) / hazard == pytest.approx(per_change, rel=1e-3)
 
 
+def simulate_told_learner(env: SwitchingBandit, steps: int, burn_in: int) -> Tensor:
+    """Mean reward of each life, striking out what failed and starting over at each flag."""
+    lives = torch.arange(env.num_lives)
+    possible = torch.ones(env.num_lives, env.contexts, env.actions, dtype=torch.bool)
+    observation = env.reset()["observation"]
+    total = torch.zeros(env.num_lives, dtype=torch.float64)
+    for t in range(burn_in + steps):
+        context, flag = observation[:, : env.contexts].argmax(1), observation[:, -1] > 0
+        possible[flag] = True
+        action = possible[lives, context].float().argmax(1)
+        step = env.step(action)
+        failed = step.reward < 0.5
+        possible[lives[failed], context[failed], action[failed]] = False
+        observation = step.observation["observation"]
+        total += step.reward * (t >= burn_in)
+    return total / steps
+
+
+@pytest.mark.parametrize(("contexts", "actions", "hazard"), [(1, 2, 0.3), (2, 4, 0.1), (6, 4, 1 / 100), (3, 2, 1.0)])
+def test_a_learner_that_is_told_of_changes_earns_its_closed_form(contexts: int, actions: int, hazard: float) -> None:
+    options = {"contexts": contexts, "actions": actions, "hazard": hazard, "signal": "flag"}
+    env = SwitchingBandit(256, seed=1, **options)  # type: ignore[arg-type]
+    measured = estimate(simulate_told_learner(env, steps=500, burn_in=200))
+    assert measured.agrees_with(told_rate(contexts, actions, hazard)), measured
+    assert env.references.ideal_learner == told_rate(contexts, actions, hazard)
+    short = estimate(simulate_told_learner(SwitchingBandit(512, seed=2, **options), steps=20, burn_in=0))  # type: ignore[arg-type]
+    assert short.agrees_with(told_rate(contexts, actions, hazard, life_steps=20)), short
+
+
+def test_the_told_rate_of_a_long_life_is_that_of_a_life_without_end_and_bounds_the_untold() -> None:
+    assert told_rate(6, 4, 1 / 300, life_steps=10**9) == pytest.approx(told_rate(6, 4, 1 / 300), abs=1e-6)
+    assert told_rate(6, 4, 0.0) == 1.0
+    for contexts, actions, hazard in ((6, 4, 1 / 300), (3, 2, 0.05), (2, 4, 0.1)):
+        assert elimination_rate(contexts, actions, hazard) <= told_rate(contexts, actions, hazard)
+    ideal = ideal_rate(6, 4, 1 / 300, None)
+    assert ideal.mean <= told_rate(6, 4, 1 / 300) + 3 * ideal.standard_error
+
+
+@pytest.mark.parametrize("signal", ["hidden", "flag", "cue", "always"])
+def test_the_signal_tells_what_it_says_of_the_mapping_and_no_more(signal: str) -> None:
+    env = SwitchingBandit(16, seed=0, contexts=3, actions=2, hazard=0.1, signal=signal)
+    told = env.reset()["observation"][:, 3:]
+    for t in range(100):
+        world = env.state.world
+        fresh = world.steps_since_change == 0
+        code = torch.nn.functional.one_hot(world.mapping, 2).flatten(1).float()
+        expected = {
+            "hidden": torch.zeros(16, 0),
+            "flag": fresh[:, None].float(),
+            "cue": torch.where(fresh[:, None], code, 0.0),
+            "always": code,
+        }
+        assert told.equal(expected[signal]), t
+        told = env.step(torch.zeros(16, dtype=torch.int64)).observation["observation"][:, 3:]
+
+
+def test_references_follow_the_signal() -> None:
+    def references(signal: str) -> References:
+        return SwitchingBandit(1, 0, signal=signal, hazard=0.01).references
+
+    assert references("always").memoryless == 1.0
+    assert references("cue").memoryless == pytest.approx(0.25 + 0.01 * 0.75)
+    assert references("flag").memoryless == 0.25
+    assert references("cue").ideal_learner == 1.0
+    assert "closed form" in references("flag").notes["ideal_learner"]
+
+
 def test_finding_a_mapping_costs_the_bayes_learner_half_the_other_actions_per_context() -> None:
     env = SwitchingBandit(1024, seed=2, hazard=0.0)
     rate = simulate_bayes_learner(env, BayesLearner(6, 4, 0.0), steps=1, burn_in=99, life_steps=100)
@@ -167,9 +241,10 @@ def test_references_are_those_of_the_options() -> None:
         ("hazard", 1.5, "switching_bandit: hazard=1.5 is no probability; allowed: 0 to 1"),
         ("hazard", float("nan"), "switching_bandit: hazard=nan is no probability; allowed: 0 to 1"),
         ("contexts", 0, "switching_bandit: contexts=0 is not allowed; allowed: an integer of at least 1"),
+        ("signal", "loud", "switching_bandit: signal='loud' is unknown; allowed: hidden, flag, cue, always"),
         ("actions", 1, "switching_bandit: actions=1 is not allowed; allowed: an integer of at least 2"),
     ],
 )
-def test_options_out_of_range_are_named(option: str, value: float, message: str) -> None:
+def test_options_out_of_range_are_named(option: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_env({"name": "switching_bandit", "num_lives": 2, "seed": 0, option: value})
