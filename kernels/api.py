@@ -15,7 +15,7 @@ from lifelong.kernels import chunked, native, reference
 from lifelong.kernels.types import SQUARED, ErrorFunction, FastWeightCall, FastWeightOutput, Implementation, State
 from lifelong.kernels.validation import build_call
 
-_TRITON = "lifelong.kernels.triton_recurrent"
+_TRITON = "lifelong.kernels.triton_attention"
 
 
 def fast_weight_attention(
