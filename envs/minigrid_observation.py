@@ -69,14 +69,16 @@ class PartialView:
             self._adopt(grid, view)
         if self.refusal is not None:
             return type(environment).gen_obs(environment)
+        # Changes in place come first: writing notes anew how every object stands.
+        changed = [
+            i for i, door, is_open, is_locked in self._doors if door.is_open != is_open or door.is_locked != is_locked
+        ]
+        if self._watched:
+            changed += [i for i, cell, code in self._watched if (cell.encode(), cell.see_behind()) != code]
+        if changed:
+            self._write(changed)
         if grid.grid != self._cells:
             self._encode_changed_cells()
-        for index, door, is_open, is_locked in self._doors:
-            if door.is_open != is_open or door.is_locked != is_locked:
-                self._write([index])
-        for index, cell, code in self._watched:
-            if (cell.encode(), cell.see_behind()) != code:
-                self._write([index])
 
         x, y = environment.agent_pos
         left, top = _corner(direction, int(x), int(y), self._width, self._height, view)
