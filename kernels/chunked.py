@@ -36,7 +36,8 @@ def attention(call: FastWeightCall) -> FastWeightOutput:
     """All chunks of the sequence."""
     # Under autocast, torch would multiply in bfloat16; the state needs float32.
     with torch.autocast(call.query.device.type, enabled=False):
-        return _attention(call.in_state_dtype())
+        result = _attention(call.in_state_dtype())
+    return result._replace(output=result.output.to(call.value.dtype))
 
 
 def step(call: FastWeightCall) -> FastWeightOutput:
@@ -44,7 +45,8 @@ def step(call: FastWeightCall) -> FastWeightOutput:
     if call.requires_grad:
         return reference.step(call)
     with torch.autocast(call.query.device.type, enabled=False):
-        return _step(call.in_state_dtype())
+        result = _step(call.in_state_dtype())
+    return result._replace(output=result.output.to(call.value.dtype))
 
 
 def _step(call: FastWeightCall) -> FastWeightOutput:
@@ -86,7 +88,7 @@ def _step(call: FastWeightCall) -> FastWeightOutput:
         weights += momentum
         output = output + (call.query[..., None, :] @ momentum.mT)[..., 0, :]
     surprise = torch.linalg.vector_norm(prediction_error, dim=-1)
-    return FastWeightOutput(output.to(call.value.dtype), pack_state(weights, momentum), surprise)
+    return FastWeightOutput(output, pack_state(weights, momentum), surprise)
 
 
 def _after_reset(call: FastWeightCall) -> tuple[Tensor, Tensor | None, bool]:
@@ -162,8 +164,8 @@ def _attention(call: FastWeightCall) -> FastWeightOutput:
     output = chunks.join(result.output.unflatten(1, (lives, heads)))
     surprise = chunks.join(torch.linalg.vector_norm(result.prediction_error, dim=-1).unflatten(1, (lives, heads)))
     weights, *others = result.state.mT.unflatten(0, (lives, heads)).split(call.key.shape[-1], -1)
-    state = pack_state(weights, None if call.momentum is None else others[0])
-    return FastWeightOutput(output.to(call.value.dtype), state, surprise)
+    state = pack_state(weights.contiguous(), None if call.momentum is None else others[0].contiguous())
+    return FastWeightOutput(output, state, surprise)
 
 
 def _influence(call: FastWeightCall, chunks: _Chunks) -> Influence:

@@ -65,7 +65,12 @@ def build_call(
         reset_state = reset_state.to(dtype)
     if not isinstance(error_function, ErrorFunction):
         raise ValueError(f"error_function must be an ErrorFunction such as huber(1.0), got {error_function!r}")
-    weights, initial_momentum = _split_state(initial_state, state_shape, momentum is not None, dtype, device, in_place)
+    state_name = "state" if is_step else "initial_state"
+    weights, running = _split_state(state_name, initial_state, state_shape, momentum is not None, dtype, device)
+    if in_place and initial_state is None:
+        raise ValueError(f"in_place=True overwrites {state_name}, got {state_name}=None")
+    if in_place and not all(part is None or part.is_contiguous() for part in (weights, running)):
+        raise ValueError(f"in_place=True needs a contiguous {state_name}, got one with gaps or a permuted layout")
 
     call = FastWeightCall(
         query=query,
@@ -75,7 +80,7 @@ def build_call(
         initial_weights=weights,
         log_decay=log_decay,
         momentum=momentum,
-        initial_momentum=initial_momentum,
+        initial_momentum=running,
         erase=_erase(erase, rows[-1], device),
         erase_key=erase_key,
         error_before_decay=momentum is not None if error_before_decay is None else error_before_decay,
@@ -152,28 +157,26 @@ def _erase(erase: bool | Tensor | Sequence[bool], heads: int, device: torch.devi
 
 
 def _split_state(
+    name: str,
     state: State | None,
     shape: Sequence[int],
     with_momentum: bool,
     dtype: torch.dtype,
     device: torch.device,
-    in_place: bool,
 ) -> tuple[Tensor, Tensor | None]:
     if state is None:
-        if in_place:
-            raise ValueError("in_place=True needs the state that it is to overwrite, got initial_state=None")
         zeros = torch.zeros(*shape, dtype=dtype, device=device)
         return zeros, torch.zeros_like(zeros) if with_momentum else None
     if not with_momentum:
         if not isinstance(state, Tensor):
-            raise ValueError(f"the state must be a tensor when momentum is None, got {_describe(state)}")
-        _check_state("state", state, shape, dtype, device)
+            raise ValueError(f"{name} must be a tensor when momentum is None, got {_describe(state)}")
+        _check_state(name, state, shape, dtype, device)
         return state, None
     if not isinstance(state, tuple) or len(state) != 2:
-        raise ValueError(f"the state must be MomentumState(weights, momentum) with momentum, got {_describe(state)}")
+        raise ValueError(f"{name} must be MomentumState(weights, momentum) with momentum, got {_describe(state)}")
     weights, running = MomentumState(*state)
-    _check_state("state.weights", weights, shape, dtype, device)
-    _check_state("state.momentum", running, shape, dtype, device)
+    _check_state(f"{name}.weights", weights, shape, dtype, device)
+    _check_state(f"{name}.momentum", running, shape, dtype, device)
     return weights, running
 
 
@@ -188,6 +191,7 @@ def _check_values(call: FastWeightCall) -> None:
         tensor = getattr(call, name)
         if tensor is not None and not bool(torch.isfinite(tensor).all()):
             where = (~torch.isfinite(tensor)).nonzero()[0].tolist()
+            name = name.replace("initial_weights", "the state").replace("initial_momentum", "the momentum of the state")
             raise ValueError(f"{name} must be finite, got {tensor[tuple(where)].item()} at {where}")
     if call.log_decay is not None and bool((call.log_decay > 0).any()):
         raise ValueError(f"log_decay must be <= 0, got {call.log_decay.max().item():g}")
