@@ -1,11 +1,14 @@
 """What every batched environment promises, those that users register included."""
 
 import gc
+import inspect
 import io
+from importlib import resources
 from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from lifelong.envs import env_names, make_env
@@ -183,10 +186,10 @@ def test_other_seeds_and_other_lives_are_other_worlds(name: str) -> None:
     env, other = build(name, num_lives=2, seed=0), build(name, num_lives=2, seed=1)
     histories = []
     for each in (env, other):
-        first = each.reset()
-        plan = torch.zeros(200, 2, dtype=torch.int64)
-        seen = [first, *(step.observation for step in run(each, plan))]
-        histories.append(torch.stack([torch.cat([v.flatten(1) for v in o.values()], 1) for o in seen]))  # [T, 2, D]
+        each.reset()
+        steps = run(each, torch.zeros(200, 2, dtype=torch.int64))
+        seen = [[*s.observation.values(), s.reward, s.privileged["oracle_action"]] for s in steps]
+        histories.append(torch.stack([torch.cat([v.reshape(2, -1).double() for v in s], 1) for s in seen]))  # [T, 2, D]
     assert not torch.equal(histories[0], histories[1])
     assert not torch.equal(histories[0][:, 0], histories[0][:, 1])
 
@@ -349,3 +352,14 @@ def test_a_life_on_the_gpu_is_the_life_on_the_cpu(name: str) -> None:
         left, right = on_cpu.step(action), on_gpu.step(action.cuda())
         assert torch.equal(left.reward, right.reward.cpu())
         assert all(torch.equal(value, right.observation[key].cpu()) for key, value in left.observation.items())
+
+
+@every_env
+def test_the_config_names_every_option_with_its_default(name: str) -> None:
+    config = OmegaConf.load(str(resources.files("lifelong.experiments") / "configs" / "env" / f"{name}.yaml"))
+    parameters = inspect.signature(env_factory(name)).parameters
+    assert set(config) == {"name", *parameters} - {"seed"}
+    for option, parameter in parameters.items():
+        if parameter.default is not parameter.empty:
+            default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+            assert OmegaConf.to_container(config)[option] == default
