@@ -77,7 +77,7 @@ def attention(call: FastWeightCall) -> FastWeightOutput:
     token_dtype = call.value.dtype
     call = call.in_state_dtype()
     run = _FastWeights.apply if _records() else torch.ops.lifelong_native.forward
-    output, final, surprise, _ = run(*_inputs(call))
+    output, final, surprise, _ = run(*operator_inputs(call))
     return FastWeightOutput(output.to(token_dtype), final, surprise)
 
 
@@ -85,7 +85,7 @@ def step(call: FastWeightCall) -> FastWeightOutput:
     """Serve a step call. Without gradients the state is read and written once."""
     token_dtype = call.value.dtype
     call = call.in_state_dtype()
-    inputs = _inputs(call)
+    inputs = operator_inputs(call)
     if call.in_place:
         # The dispatcher costs 6 us of 20; what it is for happens only while compiling or with tensors of other kinds.
         plain = type(call.initial_weights) is Tensor and not torch.compiler.is_compiling()
@@ -112,7 +112,7 @@ def _records() -> bool:
     )
 
 
-def _inputs(call: FastWeightCall) -> tuple[Any, ...]:
+def operator_inputs(call: FastWeightCall) -> tuple[Any, ...]:
     """The arguments that the operators share, in their order."""
     per_head = isinstance(call.erase, Tensor)
     return (
@@ -225,10 +225,6 @@ def _step(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _step_(*inputs: Any) -> tuple[Tensor, Tensor]:
     weights = inputs[4]
     torch.autograd.graph.increment_version(weights)
-    if not weights.is_contiguous():
-        output, final, surprise = _step(*inputs)
-        weights.copy_(final)
-        return output, surprise
     output, surprise = made = _in_place_step_shapes(*inputs)
     keep: list[Tensor] = []
     addresses = (output.data_ptr(), 0, surprise.data_ptr(), weights.data_ptr())
