@@ -7,7 +7,14 @@ from typing import Any
 from lifelong.envs.associative_recall import AssociativeRecall
 from lifelong.envs.batched import TensorEnv
 from lifelong.envs.drift_bandit import DriftBandit
+from lifelong.envs.long_tmaze import LongTMaze
 from lifelong.envs.recall_stream import RecallStream
 from lifelong.envs.switching_bandit import SwitchingBandit
 
-BATCHED_ENVS: tuple[type[TensorEnv[Any]], ...] = (AssociativeRecall, DriftBandit, RecallStream, SwitchingBandit)
+BATCHED_ENVS: tuple[type[TensorEnv[Any]], ...] = (
+    AssociativeRecall,
+    DriftBandit,
+    LongTMaze,
+    RecallStream,
+    SwitchingBandit,
+)

@@ -94,8 +94,8 @@ class DriftBandit(TensorEnv[DriftBanditWorld]):
             span = self.high - self.low
             random, oracle = self.low + span / 2, self.low + span * self.arms / (self.arms + 1)
             notes["oracle"] = "closed form: the largest of K uniform probabilities, low + (high - low) K / (K + 1)"
-            memoryless = oracle if self.signal.kind == "always" else random
-            return References(per="step", random=random, oracle=oracle, memoryless=memoryless, notes=notes)
+            best_blind = oracle if self.signal.kind == "always" else random
+            return References(per="step", random=random, oracle=oracle, memoryless=best_blind, notes=notes)
         random = (self.high + (self.arms - 1) * self.low) / self.arms
         shift = win_stay_lose_shift_rate(self.arms, self.high, self.low, self.hazard)
         notes["win_stay_lose_shift"] = f"{shift:.5f}, closed form: stay after a reward, else any other arm"

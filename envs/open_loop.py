@@ -25,6 +25,12 @@ class OpenLoopEnv(TensorEnv[World]):
     """A batched environment whose world at a time is a function of the birth, the time and that step's random
     numbers."""
 
+    @property
+    def closed_loop(self) -> str | None:
+        """The option that makes ``stream`` impossible, if one is set: a stretch may not depend on actions or cross an
+        end."""
+        return None if self.life_steps is None else f"life_steps={self.life_steps}"
+
     @abstractmethod
     def at_time(self, world: World, time: Tensor, draws: Mapping[str, Tensor]) -> World:
         """``world`` as it is at life step ``time`` [B] int64; everything but the birth's part of it is set anew."""
@@ -36,11 +42,11 @@ class OpenLoopEnv(TensorEnv[World]):
         Without actions there are no rewards: the sum of rewards in this life stays what it was.
 
         Raises:
-            ValueError: ``steps`` < 1, or ``life_steps`` is set (a stretch may not cross the end of a life).
+            ValueError: ``steps`` < 1, or lives end, or (in some environments) what is seen depends on the actions.
         """
         check_count(self.name, "steps", steps)
-        if self.life_steps is not None:
-            raise ValueError(f"{self.name}: stream() is for lives without end; life_steps={self.life_steps} is set")
+        if self.closed_loop:
+            raise ValueError(f"{self.name}: stream() is for lives without end or choice; {self.closed_loop} is set")
         state = self.state
         ahead = torch.arange(1, steps + 1, dtype=torch.int64, device=self.device)[:, None]  # [T, 1]
 

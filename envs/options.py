@@ -29,10 +29,10 @@ def check_choice(env: str, option: str, value: str, choices: tuple[str, ...]) ->
     return value
 
 
-def check_number(env: str, option: str, value: float, above: float | None = None) -> float:
-    """``value`` as a float, if it is finite (and larger than ``above``)."""
+def check_number(env: str, option: str, value: float, above: float | None = None, low: float | None = None) -> float:
+    """``value`` as a float, if it is finite (and larger than ``above``, and at least ``low``)."""
     number = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
-    if not number or (above is not None and value <= above):
-        limit = "a finite number" if above is None else f"a finite number above {above:g}"
-        raise ValueError(f"{env}: {option}={value!r} is not allowed; allowed: {limit}")
+    if not number or (above is not None and value <= above) or (low is not None and value < low):
+        limit = f" above {above:g}" if above is not None else f" of at least {low:g}" if low is not None else ""
+        raise ValueError(f"{env}: {option}={value!r} is not allowed; allowed: a finite number{limit}")
     return float(value)

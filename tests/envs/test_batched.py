@@ -183,15 +183,17 @@ def test_a_life_is_the_same_life_whatever_its_neighbours(name: str) -> None:
 
 @every_env
 def test_other_seeds_and_other_lives_are_other_worlds(name: str) -> None:
-    env, other = build(name, num_lives=2, seed=0), build(name, num_lives=2, seed=1)
+    env, other = build(name, num_lives=16, seed=0), build(name, num_lives=16, seed=1)
     histories = []
     for each in (env, other):
         each.reset()
-        steps = run(each, torch.zeros(200, 2, dtype=torch.int64))
+        steps = run(each, torch.zeros(200, 16, dtype=torch.int64))
         seen = [[*s.observation.values(), s.reward, s.privileged["oracle_action"]] for s in steps]
-        histories.append(torch.stack([torch.cat([v.reshape(2, -1).double() for v in s], 1) for s in seen]))  # [T, 2, D]
+        histories.append(
+            torch.stack([torch.cat([v.reshape(16, -1).double() for v in s], 1) for s in seen])
+        )  # [T, B, D]
     assert not torch.equal(histories[0], histories[1])
-    assert not torch.equal(histories[0][:, 0], histories[0][:, 1])
+    assert not torch.equal(histories[0][:, :8], histories[0][:, 8:])
 
 
 @every_env
