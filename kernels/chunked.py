@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lifelong.kernels import reference
+from lifelong.kernels.chunk_channels import ChunkMatrices, channel_matrices
 from lifelong.kernels.chunk_influence import Influence, influence_with_momentum, influence_without_momentum
 from lifelong.kernels.chunk_scan import chunk_scan
 from lifelong.kernels.reference import pack_state
@@ -27,8 +28,8 @@ def refusal(call: FastWeightCall) -> str | None:
         return (
             f'the "{call.error_function.name}" error is not linear in the state, so only a loop over time can follow it'
         )
-    if call.per_channel_decay and not call.is_step:
-        return "not yet"
+    if call.per_channel_decay and call.momentum is not None and not call.is_step:
+        return "momentum with a decay per channel has no chunk form here, only a loop over time can follow it"
     return None
 
 
@@ -144,20 +145,20 @@ class _Chunks(NamedTuple):
 def _attention(call: FastWeightCall) -> FastWeightOutput:
     length = call.query.shape[1]
     number = -(-length // _CHUNK)
-    chunks = _Chunks(number, -(-length // number), length)
+    size = -(-length // number)
+    if call.per_channel_decay:
+        size = 1 << (size - 1).bit_length()  # chunks are halved down to single steps
+    chunks = _Chunks(number, size, length)
     lives, heads = call.query.shape[0], call.query.shape[2]
-    key, value = chunks.split(call.key).contiguous(), chunks.split(call.value).contiguous()
-    erase_key = call.key if call.erase_key is None else call.erase_key
-    readers = torch.cat([chunks.split(erase_key), chunks.split(call.query)], -2)
-
-    influence = _influence(call, chunks)
+    value = chunks.split(call.value).contiguous()
+    matrices = _channel_matrices(call, chunks) if call.per_channel_decay else _scalar_matrices(call, chunks)
     result = chunk_scan(
         _merge(value),
-        _merge(_spread(readers, influence.entry)),
-        _merge(readers @ key.mT * influence.writes),
+        _merge(matrices.readers),
+        _merge(matrices.coupling),
         call.erase if isinstance(call.erase, bool) else call.erase.repeat(lives).to(value.dtype),
-        _merge(_spread(key, influence.exit_writes.mT)),
-        _merge(influence.exit_entry[..., None].expand(*key.shape[:3], -1, -1, -1)),
+        _merge(matrices.writes),
+        _merge(matrices.carry),
         _planes(call),
     )
 
@@ -166,6 +167,33 @@ def _attention(call: FastWeightCall) -> FastWeightOutput:
     weights, *others = result.state.mT.unflatten(0, (lives, heads)).split(call.key.shape[-1], -1)
     state = pack_state(weights.contiguous(), None if call.momentum is None else others[0].contiguous())
     return FastWeightOutput(output, state, surprise)
+
+
+def _scalar_matrices(call: FastWeightCall, chunks: _Chunks) -> ChunkMatrices:
+    key = chunks.split(call.key).contiguous()
+    erase_key = call.key if call.erase_key is None else call.erase_key
+    readers = torch.cat([chunks.split(erase_key), chunks.split(call.query)], -2)
+    influence = _influence(call, chunks)
+    return ChunkMatrices(
+        _spread(readers, influence.entry),
+        readers @ key.mT * influence.writes,
+        _spread(key, influence.exit_writes.mT),
+        influence.exit_entry[..., None].expand(*key.shape[:3], -1, -1, -1),
+    )
+
+
+def _channel_matrices(call: FastWeightCall, chunks: _Chunks) -> ChunkMatrices:
+    assert call.log_decay is not None
+    erase_key = call.key if call.erase_key is None else call.erase_key
+    return channel_matrices(
+        torch.stack([chunks.split(erase_key), chunks.split(call.query)], -3),
+        chunks.split(call.key),
+        chunks.split(call.write_rate),
+        chunks.split(call.log_decay),
+        None if call.reset is None else chunks.split_shared(call.reset),
+        error_before_decay=call.error_before_decay,
+        learned_reset=call.reset_state is not None,
+    )
 
 
 def _influence(call: FastWeightCall, chunks: _Chunks) -> Influence:

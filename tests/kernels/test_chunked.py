@@ -33,6 +33,15 @@ RULES: dict[str, dict[str, Any]] = {
         "learned_reset": True,
         "erase": [True, False],
     },
+    "kda": {"decay": "channel"},
+    "gla": {"decay": "channel", "erase": False},
+    "kda, learned reset, mixed heads": {"decay": "channel", "learned_reset": True, "erase": [True, False]},
+    "kda, error before decay, learned reset": {
+        "decay": "channel",
+        "error_before_decay": True,
+        "erase_key": True,
+        "learned_reset": True,
+    },
     "momentum": {"momentum": True},
     "momentum, no decay, no reset": {"momentum": True, "decay": None, "reset_rate": 0.0},
     "momentum, error after decay, learned reset": {
@@ -162,7 +171,9 @@ def test_weak_decays_keep_their_digits_beside_strong_ones() -> None:
     inputs = make_inputs(2, 64, 2, 16, 16)
     strong = torch.zeros_like(inputs.write_rate, dtype=torch.bool)
     strong[:, ::5] = True
-    check_float32(replace(inputs, log_decay=torch.where(strong, -200.0, -0.01).double()), 5e-6)
+    log_decay = torch.where(strong, -200.0, -0.01).double()
+    check_float32(replace(inputs, log_decay=log_decay), 5e-6)
+    check_float32(replace(inputs, log_decay=log_decay[..., None].expand(inputs.key.shape).clone()), 5e-6)
 
 
 def check_float32(inputs: Inputs, tolerance: float) -> None:
@@ -242,6 +253,8 @@ def test_second_and_forward_derivatives_fail_aloud() -> None:
 
 
 def test_an_error_that_is_not_linear_is_refused() -> None:
+    with pytest.raises(ValueError, match="momentum with a decay per channel"):
+        chunked(make_inputs(decay="channel", momentum=True))
     inputs = make_inputs(error_function=huber(1.0))
     with pytest.raises(ValueError, match=r'implementation="chunked" cannot serve this call.*huber'):
         chunked(inputs)
