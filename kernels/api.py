@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import cast
 
-import torch
 from torch import Tensor
 
-from lifelong.kernels import chunked, native, reference
+from lifelong.kernels import chunked, native, reference, triton_attention
 from lifelong.kernels.types import SQUARED, ErrorFunction, FastWeightCall, FastWeightOutput, Implementation, State
 from lifelong.kernels.validation import build_call
-
-_TRITON = "lifelong.kernels.triton_attention"
 
 
 def fast_weight_attention(
@@ -135,8 +129,6 @@ def choose(call: FastWeightCall, implementation: str) -> Implementation:
             raise ValueError(f'implementation="{implementation}" cannot serve this call: {reason}')
         return module
     for name in ("triton" if call.query.is_cuda else "native", "chunked"):
-        if name == "triton" and not _triton_is_installed():
-            continue
         module = _module(name)
         if module.refusal(call) is None:
             return module
@@ -151,20 +143,7 @@ def _module(name: str) -> Implementation:
     if name == "native":
         return native
     if name == "triton":
-        if not _triton_is_installed():
-            raise ValueError('implementation="triton" needs the package triton, which is not installed')
-        return _triton()
+        return triton_attention
     close = get_close_matches(name, [*implementation_names(), "auto"], n=1)
     hint = f'; did you mean "{close[0]}"?' if close else ""
     raise ValueError(f'implementation must be one of auto, {", ".join(implementation_names())}, got "{name}"{hint}')
-
-
-@torch.compiler.assume_constant_result
-def _triton_is_installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@torch.compiler.assume_constant_result
-def _triton() -> Implementation:
-    # Imported on first use: the package adds half a second to the start of every process.
-    return cast(Implementation, importlib.import_module(_TRITON))

@@ -109,7 +109,9 @@ def step(call: FastWeightCall) -> FastWeightOutput:
         )
         output, final, surprise, _ = _FastWeights.apply(*over_time, "recurrent", True)
         return FastWeightOutput(output.squeeze(1).to(call.value.dtype), final, surprise.squeeze(1))
-    weights = call.initial_weights if call.in_place else call.initial_weights.clone()
+    weights = (
+        call.initial_weights if call.in_place else call.initial_weights.clone(memory_format=torch.contiguous_format)
+    )
     output, surprise = torch.ops.lifelong_triton.step_(*inputs[:4], weights, *inputs[5:])
     return FastWeightOutput(output, weights, surprise)
 

@@ -62,7 +62,8 @@ class Inputs(NamedTuple):
     @classmethod
     def prepare(cls, *arguments: Any) -> Inputs:
         """From the arguments of the operators."""
-        given = cls(*(x.contiguous() if isinstance(x, Tensor) else x for x in arguments))
+        dense: list[Any] = [x.contiguous() if isinstance(x, Tensor) else x for x in arguments]
+        given = cls(*dense)
         return given._replace(reset=_as_bytes(given.reset), erase_heads=_as_bytes(given.erase_heads))
 
     @property

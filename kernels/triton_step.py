@@ -80,12 +80,12 @@ def step_kernel(
         b_erase_key = tl.load(erase_key + row * KEY_WIDTH + o_key, mask=m_key, other=0.0).to(tl.float32)
 
     if reset is not None:
-        dropped = tl.load(reset + life) != 0
-        b_start = 0.0
         if start is not None:
-            o_start = life * start_stride + head * VALUE_WIDTH * KEY_WIDTH + o_tile
-            b_start = tl.load(start + o_start, mask=m_state & dropped, other=0.0)
-        b_state = tl.where(dropped, b_start, b_state)
+            if tl.load(reset + life) != 0:
+                o_start = life * start_stride + head * VALUE_WIDTH * KEY_WIDTH + o_tile
+                b_state = tl.load(start + o_start, mask=m_state, other=0.0)
+        else:
+            b_state = tl.where(tl.load(reset + life) != 0, 0.0, b_state)
     if ERROR_BEFORE_DECAY:
         b_known = tl.sum(b_state * b_erase_key[None, :], 1)
     if log_decay is not None:

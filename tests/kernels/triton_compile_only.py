@@ -120,6 +120,4 @@ def _measure_hip(kernel: Any) -> Compiled:
 
 
 def _describe(kernel: Any, registers: int, spilled: int, shared_memory: int) -> Compiled:
-    return Compiled(
-        kernel.name, registers, spilled, shared_memory, kernel.metadata.num_warps, str(kernel.asm["ttir"])
-    )
+    return Compiled(kernel.name, registers, spilled, shared_memory, kernel.metadata.num_warps, str(kernel.asm["ttir"]))
