@@ -1,9 +1,9 @@
 """The matrices of `chunk_scan` for a decay per channel, where each channel of a key has an influence of its own.
 
-The influence of write j on step i is then sum_d x_i[d] k_j[d] exp(sum of the log-decays of channel d over (j, i]), and no
-longer a product of keys times a scalar. Split into exp(G_i) and exp(-G_j), it overflows. So the chunk is halved again and
-again: a pair that a midpoint parts is a product of the decay from j up to it and of the decay from it to i, neither of
-which exceeds one, and every pair of steps is parted just once.
+The influence of write j on step i is then sum_d x_i[d] k_j[d] exp(sum of the log-decays of channel d over (j, i]): no
+product of keys times a scalar. Split into exp(G_i) and exp(-G_j), it overflows. So the chunk is halved again and again:
+a pair that a midpoint parts is a product of the decay from j up to it and of the decay from it to i, neither of which
+exceeds one, and every pair of steps is parted just once.
 """
 
 from __future__ import annotations

@@ -201,3 +201,9 @@ def _check_values(call: FastWeightCall) -> None:
     if call.momentum is not None and bool(((call.momentum < 0) | (call.momentum > 1)).any()):
         low, high = call.momentum.min().item(), call.momentum.max().item()
         raise ValueError(f"momentum must lie in [0, 1], got values from {low:g} to {high:g}")
+
+
+def require(fits: bool, name: str, allowed: str, came: object) -> None:
+    """Raise the ValueError of this package unless the argument fits."""
+    if not fits:
+        raise ValueError(f"{name} must be {allowed}, got {_describe(came) if isinstance(came, Tensor) else repr(came)}")
