@@ -6,8 +6,6 @@ Inside a chunk every write influences every later read and erasure by a scalar, 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -15,11 +13,9 @@ from lifelong.kernels import reference
 from lifelong.kernels.chunk_channels import ChunkMatrices, channel_matrices
 from lifelong.kernels.chunk_influence import Influence, influence_with_momentum, influence_without_momentum
 from lifelong.kernels.chunk_scan import chunk_scan
+from lifelong.kernels.chunking import Chunks
 from lifelong.kernels.reference import pack_state
 from lifelong.kernels.types import FastWeightCall, FastWeightOutput
-
-# Steps a chunk at most. On CPUs 16 beat 32 by a fifth and 64 by two thirds (B=32, T=128, H=4, D=32, one thread).
-_CHUNK = 16
 
 
 def refusal(call: FastWeightCall) -> str | None:
@@ -64,7 +60,7 @@ def _step(call: FastWeightCall) -> FastWeightOutput:
     if decay is not None and not call.error_before_decay:
         erase_key = erase_key * decay
     asked = torch.stack([erase_key, query], 2).view(-1, 2, key_width)
-    answers = torch.bmm(asked, weights.view(-1, value_width, key_width).mT).view(lives, heads, 2, value_width)
+    answers = torch.bmm(asked, weights.reshape(-1, value_width, key_width).mT).view(lives, heads, 2, value_width)
     known, output = answers.unbind(2)
 
     prediction_error = call.value - known
@@ -116,39 +112,8 @@ def _add_outer_products(matrices: Tensor, left: Tensor, right: Tensor) -> None:
     flat.baddbmm_(left.reshape(len(flat), -1, 1), right.reshape(len(flat), 1, -1))
 
 
-class _Chunks(NamedTuple):
-    """How `[B, T, H, ...]` is cut: N chunks of C steps, the last filled up with zeros."""
-
-    number: int
-    size: int
-    length: int
-
-    def split(self, tensor: Tensor) -> Tensor:
-        """`[B, T, H, ...]` as `[N, B, H, C, ...]`."""
-        return self._cut(tensor).transpose(2, 3)
-
-    def split_shared(self, tensor: Tensor) -> Tensor:
-        """`[B, T]` as `[N, B, C]`."""
-        return self._cut(tensor)
-
-    def _cut(self, tensor: Tensor) -> Tensor:
-        missing = self.number * self.size - self.length
-        if missing:
-            tensor = torch.cat([tensor, tensor.new_zeros(tensor.shape[0], missing, *tensor.shape[2:])], 1)
-        return tensor.unflatten(1, (self.number, self.size)).transpose(0, 1)
-
-    def join(self, tensor: Tensor) -> Tensor:
-        """`[N, B, H, C, ...]` as `[B, T, H, ...]`."""
-        return tensor.transpose(2, 3).transpose(0, 1).flatten(1, 2)[:, : self.length]
-
-
 def _attention(call: FastWeightCall) -> FastWeightOutput:
-    length = call.query.shape[1]
-    number = -(-length // _CHUNK)
-    size = -(-length // number)
-    if call.per_channel_decay:
-        size = 1 << (size - 1).bit_length()  # chunks are halved down to single steps
-    chunks = _Chunks(number, size, length)
+    chunks = Chunks.of(call.query.shape[1], power_of_two=call.per_channel_decay)  # those are halved down to single steps
     lives, heads = call.query.shape[0], call.query.shape[2]
     value = chunks.split(call.value).contiguous()
     matrices = _channel_matrices(call, chunks) if call.per_channel_decay else _scalar_matrices(call, chunks)
@@ -169,7 +134,7 @@ def _attention(call: FastWeightCall) -> FastWeightOutput:
     return FastWeightOutput(output, state, surprise)
 
 
-def _scalar_matrices(call: FastWeightCall, chunks: _Chunks) -> ChunkMatrices:
+def _scalar_matrices(call: FastWeightCall, chunks: Chunks) -> ChunkMatrices:
     key = chunks.split(call.key).contiguous()
     erase_key = call.key if call.erase_key is None else call.erase_key
     readers = torch.cat([chunks.split(erase_key), chunks.split(call.query)], -2)
@@ -182,7 +147,7 @@ def _scalar_matrices(call: FastWeightCall, chunks: _Chunks) -> ChunkMatrices:
     )
 
 
-def _channel_matrices(call: FastWeightCall, chunks: _Chunks) -> ChunkMatrices:
+def _channel_matrices(call: FastWeightCall, chunks: Chunks) -> ChunkMatrices:
     assert call.log_decay is not None
     erase_key = call.key if call.erase_key is None else call.erase_key
     return channel_matrices(
@@ -196,7 +161,7 @@ def _channel_matrices(call: FastWeightCall, chunks: _Chunks) -> ChunkMatrices:
     )
 
 
-def _influence(call: FastWeightCall, chunks: _Chunks) -> Influence:
+def _influence(call: FastWeightCall, chunks: Chunks) -> Influence:
     write_rate = chunks.split(call.write_rate)
     log_decay = None if call.log_decay is None else chunks.split(call.log_decay)
     reset = None if call.reset is None else chunks.split_shared(call.reset)
@@ -212,7 +177,7 @@ def _influence(call: FastWeightCall, chunks: _Chunks) -> Influence:
         reset,
         error_before_decay=call.error_before_decay,
         learned_reset=learned_reset,
-        padding=chunks.number * chunks.size - chunks.length,
+        padding=chunks.padding,
     )
 
 
