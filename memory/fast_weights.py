@@ -87,15 +87,15 @@ class FastWeightLayer(nn.Module):
         self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
         self.norm = nn.LayerNorm(dim)
         self.convolution = ShortConvolution(dim, convolution_taps) if convolution_taps else None
-        gates = heads if rule.horizons is None else 2 * heads
-        self._widths = (2 * heads * key_dim, heads * value_dim, heads * value_dim, gates)
+        gates = [heads] if rule.horizons is None else [heads, heads]
+        self._widths = [heads * key_dim, heads * key_dim, heads * value_dim, heads * value_dim, *gates]
         # Queries, keys, values and all gates are one matrix: one large product is faster than six small ones.
         self.projection = nn.Linear(dim, sum(self._widths))
         self.output_projection = nn.Linear(heads * value_dim, dim)
         with torch.no_grad():
             self.projection.bias.zero_()
-            self.projection.weight[-gates:] = 0.0
-            self.projection.bias[-gates:] = _initial_gates(heads, write_rate, rule.horizons)
+            self.projection.weight[-sum(gates) :] = 0.0
+            self.projection.bias[-sum(gates) :] = _initial_gates(heads, write_rate, rule.horizons)
 
     def initial_state(
         self, batch_size: int, device: torch.device | str | None, dtype: torch.dtype | None
@@ -147,14 +147,25 @@ class FastWeightLayer(nn.Module):
         return inputs + self._read_out(memory.output, labels.gate), self._state(memory, tail)
 
     def _labels(self, features: Tensor) -> Labels:
-        pointers, value, gate, gates = self.projection(features).split(self._widths, -1)
-        pointers = scale_to_length(pointers.unflatten(-1, (2, self.heads, self.key_dim)), 1.0, _KEY_EPSILON)
-        query, key = pointers.unbind(-3)
-        value = value.unflatten(-1, (self.heads, self.value_dim))
-        if self.rule.horizons is None:
-            return Labels(query, key, value, gates.sigmoid(), None, gate)
-        write_rate, decay = gates.chunk(2, -1)
-        return Labels(query, key, value, write_rate.sigmoid(), nn.functional.logsigmoid(decay), gate)
+        query, key, value, gate, write_rate, *decay = self._project(features)
+        return Labels(
+            scale_to_length(query.unflatten(-1, (self.heads, self.key_dim)), 1.0, _KEY_EPSILON),
+            scale_to_length(key.unflatten(-1, (self.heads, self.key_dim)), 1.0, _KEY_EPSILON),
+            value.unflatten(-1, (self.heads, self.value_dim)),
+            write_rate.sigmoid(),
+            nn.functional.logsigmoid(decay[0]) if decay else None,
+            gate,
+        )
+
+    def _project(self, features: Tensor) -> tuple[Tensor, ...]:
+        """Everything that is a linear function of the token, [..., width] each."""
+        if not torch.is_grad_enabled():
+            return self.projection(features).split(self._widths, -1)
+        # With gradients, slices of the result would be copied together again in the backward pass; slices of the
+        # weights are small. Measured on [16, 128, 64]: a quarter less time, and no buffer so large that the allocator
+        # hands it back to the operating system at every update.
+        slices = zip(self.projection.weight.split(self._widths), self.projection.bias.split(self._widths), strict=True)
+        return tuple(nn.functional.linear(features, weight, bias) for weight, bias in slices)
 
     def _read_out(self, readings: Tensor, gate: Tensor) -> Tensor:
         normed = scale_to_length(readings, math.sqrt(self.value_dim), self.value_dim * _READING_EPSILON)

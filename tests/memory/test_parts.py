@@ -55,6 +55,19 @@ def test_the_convolution_sees_the_latest_inputs_of_the_same_life_only(taps: int,
     torch.testing.assert_close(outputs, convolution_by_definition(module, inputs, tail, reset), rtol=0.0, atol=1e-12)
 
 
+@pytest.mark.parametrize("resets", [False, True])
+def test_the_convolution_has_the_gradient_of_its_definition(resets: bool) -> None:
+    torch.manual_seed(0)
+    module = ShortConvolution(2, 3).double()
+    inputs, tail = (torch.randn(3, n, 2, dtype=torch.float64, requires_grad=True) for n in (5, 2))
+    reset = torch.rand(3, 5) < (0.4 if resets else 0.0)
+
+    def run(inputs: Tensor, tail: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.func.functional_call(module, {"weight": weight}, (inputs, tail, reset if resets else None))
+
+    assert torch.autograd.gradcheck(run, (inputs, tail, module.weight))
+
+
 def test_horizons_are_spread_geometrically_and_are_those_of_the_first_decays() -> None:
     torch.testing.assert_close(spread_horizons(3, 10.0, 1000.0), torch.tensor([10.0, 100.0, 1000.0]))
     torch.testing.assert_close(spread_horizons(1, 10.0, 1000.0), torch.tensor([100.0]))
