@@ -1,6 +1,7 @@
 """The mathematics of fast-weight memories: every update rule in several implementations that agree."""
 
 from lifelong.kernels.api import fast_weight_attention, fast_weight_step, implementation_names
+from lifelong.kernels.mesa import MesaOutput, MesaState, mesa_attention
 from lifelong.kernels.rules import (
     MLSTMOutput,
     MLSTMState,
@@ -20,6 +21,8 @@ __all__ = [
     "FastWeightOutput",
     "MLSTMOutput",
     "MLSTMState",
+    "MesaOutput",
+    "MesaState",
     "MomentumState",
     "Replay",
     "State",
@@ -29,6 +32,7 @@ __all__ = [
     "huber",
     "implementation_names",
     "implicit_write_rate",
+    "mesa_attention",
     "mlstm_attention",
     "mlstm_step",
     "normalised_attention",

@@ -113,7 +113,9 @@ def _add_outer_products(matrices: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _attention(call: FastWeightCall) -> FastWeightOutput:
-    chunks = Chunks.of(call.query.shape[1], power_of_two=call.per_channel_decay)  # those are halved down to single steps
+    chunks = Chunks.of(
+        call.query.shape[1], power_of_two=call.per_channel_decay
+    )  # those are halved down to single steps
     lives, heads = call.query.shape[0], call.query.shape[2]
     value = chunks.split(call.value).contiguous()
     matrices = _channel_matrices(call, chunks) if call.per_channel_decay else _scalar_matrices(call, chunks)

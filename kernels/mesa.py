@@ -1,0 +1,192 @@
+"""Recursive least squares as a memory: what is read is the optimum of a whole regularised regression.
+
+    H_t = a_t H_{t-1} + b_t k_t k_t^T          V_t = a_t V_{t-1} + b_t v_t k_t^T
+    out_t = V_t (H_t + Lambda)^{-1} q_t
+
+is S q_t for S = argmin_S sum_{s <= t} w_ts |S k_s - v_s|^2 + |S Lambda^{1/2}|^2, w_ts = b_s a_{s+1} ... a_t (MesaNet, von
+Oswald et al. 2025). The state is the two running moments; a reset drops both.
+
+`reference` solves directly, step by step. `chunked` runs conjugate gradients for all steps at once, on the moments at
+the entries of the chunks, in float32 or float64: the systems are too ill-conditioned for less. The gradient is that of
+the solution, by one more solve, not that of the iterations. There is no Triton kernel: an iteration is three batched
+matrix products for all steps together, which cuBLAS serves as well as a kernel of ours would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lifelong.kernels.api import fast_weight_attention
+from lifelong.kernels.chunk_influence import influence_without_momentum
+from lifelong.kernels.chunking import Chunks
+from lifelong.kernels.types import SQUARED, FastWeightCall
+from lifelong.kernels.validation import build_call, require
+
+
+class MesaState(NamedTuple):
+    """The running moments: values V `[B, H, Dv, Dk]`, keys H `[B, H, Dk, Dk]`."""
+
+    values: Tensor
+    keys: Tensor
+
+
+class MesaOutput(NamedTuple):
+    """output `[B, T, H, Dv]` and the state after it."""
+
+    output: Tensor
+    state: MesaState
+
+
+def mesa_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    write_rate: Tensor,
+    regulariser: Tensor,
+    log_decay: Tensor | None = None,
+    reset: Tensor | None = None,
+    initial_state: MesaState | None = None,
+    implementation: str = "auto",
+    *,
+    iterations: int | None = None,
+) -> MesaOutput:
+    """Read the least-squares memory at every step.
+
+    Args:
+        query, key, value, write_rate, log_decay, reset: as `fast_weight_attention` takes them; decay `[B, T, H]`.
+        regulariser: `[H, Dk]` > 0, the diagonal of Lambda.
+        implementation: `"reference"` or `"chunked"`; `"auto"` is chunked.
+        iterations: of conjugate gradients; None: Dk, after which exact arithmetic would be done.
+
+    Raises:
+        ValueError: an argument has a wrong shape, dtype or device, or the implementation is unknown.
+    """
+    lives, _, heads, width = query.shape if query.dim() == 4 else (0, 0, 0, 0)
+    moments = None if initial_state is None else initial_state.values
+    call = build_call(
+        query, key, value, write_rate, log_decay, None, False, reset, moments,
+        erase_key=None, error_before_decay=None, error_function=SQUARED, reset_state=None, is_step=False,
+    ).in_state_dtype()  # fmt: skip
+    require(regulariser.shape == (heads, width), "regulariser", f"{[heads, width]}", regulariser)
+    require(not call.per_channel_decay, "log_decay", "[B, T, H]", log_decay)
+    if initial_state is None:
+        keys = call.initial_weights.new_zeros(lives, heads, width, width)
+    else:
+        keys = initial_state.keys
+        require(keys.shape == (lives, heads, width, width), "initial_state.keys", "[B, H, Dk, Dk]", keys)
+    state = MesaState(call.initial_weights, keys)
+    regulariser = regulariser.to(call.state_dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        if implementation == "reference":
+            output, state = _reference(call, regulariser, state)
+        elif implementation in ("auto", "chunked"):
+            output, state = _chunked(call, regulariser, state, iterations or width)
+        else:
+            raise ValueError(f'implementation must be auto, reference or chunked, got "{implementation}"')
+    return MesaOutput(output.to(value.dtype), state)
+
+
+def _reference(call: FastWeightCall, regulariser: Tensor, state: MesaState) -> tuple[Tensor, MesaState]:
+    values, keys = state
+    outputs = []
+    for t in range(call.query.shape[1]):
+        key, rate = call.key[:, t], call.write_rate[:, t, :, None]
+        if call.reset is not None:
+            dropped = call.reset[:, t, None, None, None]
+            values, keys = values.masked_fill(dropped, 0.0), keys.masked_fill(dropped, 0.0)
+        if call.log_decay is not None:
+            decay = call.log_decay[:, t, :, None, None].exp()
+            values, keys = decay * values, decay * keys
+        values = values + (rate * call.value[:, t])[..., :, None] * key[..., None, :]
+        keys = keys + (rate * key)[..., :, None] * key[..., None, :]
+        solution = torch.linalg.solve(keys + torch.diag_embed(regulariser), call.query[:, t])
+        outputs.append((values @ solution[..., None])[..., 0])
+    return torch.stack(outputs, 1), MesaState(values, keys)
+
+
+def _chunked(call: FastWeightCall, regulariser: Tensor, state: MesaState, iterations: int) -> tuple[Tensor, MesaState]:
+    chunks = Chunks.of(call.query.shape[1])
+    query, key = chunks.split(call.query).contiguous(), chunks.split(call.key).contiguous()
+    influence = influence_without_momentum(
+        chunks.split(call.write_rate),
+        None if call.log_decay is None else chunks.split(call.log_decay),
+        None if call.reset is None else chunks.split_shared(call.reset),
+        error_before_decay=False,
+        learned_reset=False,
+    )
+    entry, weights = influence.entry[..., chunks.size :, :], influence.writes[..., chunks.size :, :]
+
+    keys, entries = state.keys, []
+    through = influence.exit_entry.expand(*key.shape[:3], 1, 1)
+    for chunk_key, kept, written in zip(key, through, influence.exit_writes, strict=True):
+        entries.append(keys)
+        keys = kept * keys + (chunk_key * written.mT).mT @ chunk_key
+    system = _System(torch.stack(entries), entry, weights, key, regulariser[:, None])
+
+    frozen = _System(*(tensor.detach() for tensor in system))
+
+    def solve(right: Tensor) -> Tensor:
+        return frozen.solve(right, iterations)
+
+    with torch.no_grad():
+        solution = solve(query)
+    # The residual is zero but for rounding; through it the gradient reaches the system and the query.
+    solution = _Solution.apply(query - system.times(solution), solution, solve)
+
+    result = fast_weight_attention(
+        chunks.join(solution), call.key, call.value, call.write_rate, call.log_decay,
+        erase=False, reset=call.reset, initial_state=state.values,
+    )  # fmt: skip
+    return result.output, MesaState(cast(Tensor, result.state), keys)
+
+
+class _System(NamedTuple):
+    """The matrices H_t + Lambda of all steps, as what they are made of."""
+
+    entries: Tensor  # [N, B, H, Dk, Dk] key moments at the entry of each chunk
+    entry: Tensor  # [..., C, 1] what is left of them at each step
+    weights: Tensor  # [..., C, C] weight of the key of step j at step i
+    key: Tensor  # [N, B, H, C, Dk]
+    regulariser: Tensor  # [H, 1, Dk]
+
+    def times(self, vectors: Tensor) -> Tensor:
+        """The matrix of each step times the vector of that step."""
+        recent = ((vectors @ self.key.mT) * self.weights) @ self.key
+        return self.regulariser * vectors + self.entry * (vectors @ self.entries) + recent
+
+    def solve(self, right: Tensor, iterations: int) -> Tensor:
+        """Conjugate gradients, preconditioned by the diagonal."""
+        diagonal = self.regulariser + self.entry * self.entries.diagonal(dim1=-2, dim2=-1)[..., None, :]
+        diagonal = diagonal + self.weights @ self.key.square()
+        tiny = torch.finfo(right.dtype).tiny
+        solution, residual = torch.zeros_like(right), right
+        scaled = residual / diagonal
+        direction, size = scaled, torch.linalg.vecdot(residual, scaled)[..., None]
+        for _ in range(iterations):
+            image = self.times(direction)
+            length = size / torch.linalg.vecdot(direction, image)[..., None].clamp_min(tiny)
+            solution = solution + length * direction
+            residual = residual - length * image
+            scaled = residual / diagonal
+            before, size = size, torch.linalg.vecdot(residual, scaled)[..., None]
+            direction = scaled + size / before.clamp_min(tiny) * direction
+        return solution
+
+
+class _Solution(torch.autograd.Function):
+    """The solution x of A x = q as a function of its residual q - A x: dx = A^{-1} d(q - A x), A symmetric."""
+
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor, solution: Tensor, solve: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.solve = solve
+        return solution.view_as(solution)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_solution: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.solve(d_solution.contiguous()), None, None

@@ -1,0 +1,130 @@
+"""The least-squares memory: the reference against the regression it claims to solve, the rest against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lifelong.kernels import MesaOutput, MesaState, mesa_attention
+
+from .inputs import Inputs, assert_close, make_inputs
+
+REGULARISER = torch.linspace(0.5, 2.0, 16, dtype=torch.float64).view(2, 8)
+
+
+def start(inputs: Inputs) -> MesaState:
+    """A state that data could have led to: the key moment is positive semidefinite."""
+    root = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return MesaState(inputs.weights, root @ root.mT)
+
+
+def run(
+    inputs: Inputs, state: MesaState | None, implementation: str, regulariser: Tensor = REGULARISER, **options: Any
+) -> MesaOutput:
+    return mesa_attention(
+        inputs.query, inputs.key, inputs.value, inputs.write_rate, regulariser.to(inputs.query.dtype),
+        inputs.log_decay, inputs.reset, state, implementation, **options,
+    )  # fmt: skip
+
+
+def flat(result: MesaOutput) -> dict[str, Tensor]:
+    return {"output": result.output, "values": result.state.values, "keys": result.state.keys}
+
+
+def test_what_is_read_is_the_optimum_of_the_weighted_regression() -> None:
+    inputs = make_inputs(1, 15, 2, reset_rate=0.0)
+    result = run(inputs, None, "reference")
+    for head in range(2):
+        decay = inputs.log_decay[0, :, head].cumsum(0)
+        for t in (0, 6, 14):
+            weights = inputs.write_rate[0, : t + 1, head] * (decay[t] - decay[: t + 1]).exp()
+            keys, values = inputs.key[0, : t + 1, head], inputs.value[0, : t + 1, head]
+            # Least squares on the rows sqrt(w) k, and rows sqrt(lambda) for the regulariser.
+            rows = torch.cat([weights.sqrt()[:, None] * keys, REGULARISER[head].sqrt().diag()])
+            targets = torch.cat([weights.sqrt()[:, None] * values, torch.zeros(8, 5, dtype=torch.float64)])
+            fit = torch.linalg.lstsq(rows, targets).solution
+            assert torch.allclose(result.output[0, t, head], inputs.query[0, t, head] @ fit, rtol=1e-10)
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 37])
+@pytest.mark.parametrize("decay", [None, "scalar"])
+@pytest.mark.parametrize("reset_rate", [0.0, 0.15])
+def test_chunked_is_the_reference_in_values_and_gradients(length: int, decay: str | None, reset_rate: float) -> None:
+    inputs = make_inputs(length=length, decay=decay, reset_rate=reset_rate)
+    found = {}
+    for implementation in ("reference", "chunked"):
+        learned = inputs.with_gradients()
+        state = MesaState(*(part.detach().requires_grad_() for part in start(inputs)))
+        regulariser = REGULARISER.clone().requires_grad_()
+        result = run(learned, state, implementation, regulariser, iterations=30)
+        loss = result.output.sin().sum() + result.state.values.square().sum() + result.state.keys.square().sum()
+        named = {n: t for n, t in learned.floating().items() if n != "weights"} | state._asdict()
+        named["regulariser"] = regulariser
+        gradients = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+        found[implementation] = flat(result), gradients
+    # Only the symmetric part of the gradient in the symmetric H is meaningful.
+    for _, gradients in found.values():
+        gradients["keys"] = (gradients["keys"] + gradients["keys"].mT) / 2
+    for chunked, reference in zip(found["chunked"], found["reference"], strict=True):
+        assert_close(chunked, reference, 1e-9)
+
+
+def test_cut_anywhere_with_the_state_carried_over() -> None:
+    inputs = make_inputs(length=18)
+    whole = run(inputs, start(inputs), "chunked", iterations=30)
+    for cut in range(1, 18):
+        first = run(inputs.between(0, cut, None), start(inputs), "chunked", iterations=30)
+        second = run(inputs.between(cut, 18, None), first.state, "chunked", iterations=30)
+        joined = MesaOutput(torch.cat([first.output, second.output], 1), second.state)
+        assert_close(flat(joined), flat(whole), 1e-10)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+def test_no_gradient_crosses_a_reset(implementation: str) -> None:
+    inputs = make_inputs()
+    reset = torch.zeros(2, inputs.length, dtype=torch.bool)
+    reset[:, 9] = True
+    inputs = replace(inputs, reset=reset).with_gradients()
+    state = MesaState(*(part.detach().requires_grad_() for part in start(inputs)))
+    loss = run(inputs, state, implementation).output[:, 9:].sum()
+    for tensor in (inputs.query, inputs.key, inputs.value, inputs.write_rate, inputs.log_decay):
+        (gradient,) = torch.autograd.grad(loss, tensor, retain_graph=True)
+        assert torch.equal(gradient[:, :9], torch.zeros_like(gradient[:, :9]))
+    assert all(g is None or not g.any() for g in torch.autograd.grad(loss, list(state), allow_unused=True))
+
+
+@pytest.mark.parametrize("keys", ["random", "alike", "same"])
+def test_float32_reads_what_float64_reads(keys: str) -> None:
+    inputs = make_inputs(2, 64, 2, decay="scalar", keys=keys)
+    single = run(inputs.to(torch.float32), None, "chunked")
+    assert_close({"o": single.output}, {"o": run(inputs, None, "reference").output}, 2e-5)
+
+
+def test_it_recalls_what_one_gradient_step_blurs() -> None:
+    """Eight values under eight correlated keys come back whole, given little regularisation."""
+    generator = torch.Generator().manual_seed(0)
+    key = torch.nn.functional.normalize(1 + 0.5 * torch.randn(1, 8, 1, 8, generator=generator), dim=-1).double()
+    value = torch.randn(1, 8, 1, 4, generator=generator).double()
+    little = torch.full((1, 8), 1e-8, dtype=torch.float64)
+    last = MesaState(torch.zeros(1, 1, 4, 8).double(), torch.zeros(1, 1, 8, 8).double())
+    last = mesa_attention(key, key, value, torch.ones(1, 8, 1).double(), little, initial_state=last).state
+    zero = torch.zeros_like(key)
+    read = mesa_attention(key, zero, value, torch.zeros(1, 8, 1).double(), little, initial_state=last, iterations=40)
+    assert torch.allclose(read.output, value, atol=1e-3)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    inputs = make_inputs()
+    arguments = (inputs.query, inputs.key, inputs.value, inputs.write_rate)
+    with pytest.raises(ValueError, match=r"regulariser must be \[2, 8\], got \[3\]"):
+        mesa_attention(*arguments, torch.ones(3))
+    with pytest.raises(ValueError, match=r"implementation must be auto, reference or chunked, got \"triton\""):
+        mesa_attention(*arguments, REGULARISER, implementation="triton")
+    with pytest.raises(ValueError, match=r"initial_state.keys must be \[B, H, Dk, Dk\], got"):
+        mesa_attention(*arguments, REGULARISER, initial_state=MesaState(inputs.weights, inputs.weights))
+    with pytest.raises(ValueError, match=r"log_decay must be \[B, T, H\], got \[2, 21, 2, 8\]"):
+        mesa_attention(*arguments, REGULARISER, inputs.key * 0)
