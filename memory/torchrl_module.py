@@ -35,6 +35,8 @@ class MemoryModule(TensorDictModuleBase):
     equals a reset. Outputs and gradients are those of the steps. Of the states written, those at the ends of
     trajectories hold; the others are zeros that keep the shape.
 
+    GAE over a value network with memory wants ``deactivate_vmap=True``, as with TorchRL's own modules.
+
     Keys: ``in_keys = [x, *states, "is_init"]``, ``out_keys = [y, *(("next", *state) for state in states)]``. With
     ``in_key`` the states are found under ``("memory", ...)``, nested as the core nests them.
 
