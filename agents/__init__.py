@@ -4,7 +4,8 @@ them.
 
 from lifelong.agents.actor_critic import ActorCritic
 from lifelong.agents.evaluation import evaluate_lives
-from lifelong.agents.ppo import PPO, NonFinite, PPOConfig
+from lifelong.agents.faults import NonFinite
+from lifelong.agents.ppo import PPO, PPOConfig
 from lifelong.agents.rollout import Lives, collect_segment
 from lifelong.agents.trainer import Trainer
 

@@ -2,7 +2,7 @@
 
 The token that the core sees at step t holds the whole last transition and the present observation:
 
-    x_t = W [ e(o_t), e(o_{t-1}), a_{t-1}, symlog(r_{t-1}), soft_reset_{t-1}, first_t ]
+    x_t = silu(W [ e(o_t), e(o_{t-1}), a_{t-1}, symlog(r_{t-1}), soft_reset_{t-1}, first_t ])
 
 with e the encoder, and everything of t - 1 set to zero where ``reset[t]`` (the first step of a life, marked by
 first_t). Without o_{t-1} a memory that writes one pair per token cannot bind "in this context, that action paid";
@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.nn.functional import silu
 from torchrl.data import Composite, TensorSpec
 
 from lifelong.agents.actions import make_action_head
@@ -70,6 +71,11 @@ class ActorCritic(nn.Module):
         self.encoder = ObservationEncoder(observation_spec, core.dim, encoder_layers, encoder_grid)
         self.action_head = make_action_head(action_spec)
         self.token = nn.Linear(2 * core.dim + self.action_head.encoding_size + 3, core.dim)
+        with torch.no_grad():
+            # Each part of the transition enters with the same weight: an embedding of norm sqrt(D), one action, one number.
+            self.token.weight.normal_(std=0.15)
+            self.token.weight[:, : 2 * core.dim] *= core.dim**-0.5
+            self.token.bias.zero_()
         self.core = core
         self.trunk_norm = nn.LayerNorm(core.dim)
         self.policy = _make_head(core.dim, head_width, self.action_head.parameters_size, gain=0.01)
@@ -153,7 +159,7 @@ class ActorCritic(nn.Module):
         flags = torch.stack([reward.sign() * reward.abs().log1p(), previous.soft_reset.to(reward.dtype)], -1)
         past = torch.cat([previous.embedding, self.action_head.encode(previous.action), flags], -1)
         past = past.masked_fill(reset.unsqueeze(-1), 0.0)
-        return self.token(torch.cat([embedding, past, reset.unsqueeze(-1).to(reward.dtype)], -1))
+        return silu(self.token(torch.cat([embedding, past, reset.unsqueeze(-1).to(reward.dtype)], -1)))
 
 
 def _shift(first: Tensor, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""From an observation (a dict of tensors, described by specs) to one vector per step.
+"""From an observation (a dict of tensors, described by specs) to one normalised vector per step.
 
 What each kind of entry becomes:
 
@@ -45,13 +45,14 @@ class ObservationEncoder(nn.Module):
         width = sum(reader.size for reader in readers.values())
         self.first = nn.Linear(width, dim)
         self.rest = nn.ModuleList([nn.Linear(dim, dim) for _ in range(layers)])
+        self.norm = nn.LayerNorm(dim)
 
     def forward(self, observation: Observation) -> Tensor:
         parts = [reader(observation[key]) for key, reader in self.readers.items()]
         hidden = silu(self.first(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
         for layer in self.rest:
             hidden = silu(layer(hidden))
-        return hidden
+        return self.norm(hidden)
 
 
 class _Reader(nn.Module):

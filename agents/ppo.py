@@ -19,6 +19,7 @@ from torch.distributions import Distribution
 from torchrl.objectives import ClipPPOLoss
 
 from lifelong.agents.actor_critic import ActorCritic
+from lifelong.agents.faults import NonFinite
 from lifelong.agents.segment import add_advantages, explained_variance
 
 
@@ -61,10 +62,6 @@ class PPOConfig:
         for name in ("weight_decay", "value_coefficient", "entropy_coefficient", "final_entropy_coefficient"):
             if getattr(self, name) < 0:
                 raise ValueError(f"algorithm.{name}={getattr(self, name)}: must not be below 0")
-
-
-class NonFinite(ArithmeticError):
-    """A loss or gradient that is not finite: names the update and which of them. The weights stay as they were."""
 
 
 class PPO:

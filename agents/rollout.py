@@ -8,6 +8,7 @@ run of the core.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from lifelong.agents.actor_critic import ActorCritic, PolicyStep, Previous
 from lifelong.agents.encoder import Observation
+from lifelong.agents.faults import NonFinite
 from lifelong.agents.statistics import LifeStatistics
 
 
@@ -83,6 +85,10 @@ class Lives:
         observation = self.observation
         policy = self.agent.step(observation, self.reset, self.state, previous, self.generator, greedy)
         step = self.env.step(policy.action)
+        if not math.isfinite(float(step.reward.sum())):
+            index = int(step.reward.isfinite().logical_not().nonzero()[0])
+            life_step = int(self.statistics.life_step[index])
+            raise NonFinite(f"the reward of life {index} at its step {life_step} is {float(step.reward[index])}")
         self.statistics.add(step.reward, step.terminated | step.truncated, step.soft_reset, step.privileged)
         self.state = policy.state
         self.observation = step.observation

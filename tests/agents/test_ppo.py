@@ -1,0 +1,146 @@
+"""PPO and its advantages against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lifelong.agents import PPO, Lives, NonFinite, PPOConfig, Trainer, collect_segment
+from lifelong.agents.segment import add_advantages
+
+
+def make_segment(reward, value, next_value, terminated, truncated) -> TensorDict:
+    def column(values, dtype=torch.float32):
+        return torch.tensor(values, dtype=dtype).reshape(1, -1, 1)
+
+    ended = column(terminated, torch.bool) | column(truncated, torch.bool)
+    following = {
+        "reward": column(reward),
+        "done": ended,
+        "terminated": column(terminated, torch.bool),
+        "truncated": column(truncated, torch.bool),
+        "state_value": column(next_value),
+    }
+    length = len(reward)
+    steps = TensorDict({"state_value": column(value), "next": TensorDict(following, [1, length])}, [1, length])
+    return TensorDict({"steps": steps}, [1])
+
+
+def test_advantages_bootstrap_at_truncations_stop_at_terminations_and_run_through_soft_resets():
+    """gamma = lambda = 1/2. Step 1 is truncated (final observation worth 8), step 3 terminates, step 2 may reset softly.
+
+    delta = r + gamma V' (1 - terminated) - V:
+      d4 = 1 + .5 * 6 - 2 = 2                     A4 = 2
+      d3 = 4 + 0 - 1 = 3   (terminated)           A3 = 3
+      d2 = 0 + .5 * 1 - 3 = -2.5                  A2 = -2.5 + .25 * 3 = -1.75
+      d1 = 2 + .5 * 8 - 2 = 4   (truncated)       A1 = 4
+      d0 = 1 + .5 * 2 - 1 = 1                     A0 = 1 + .25 * 4 = 2
+    """
+    segment = make_segment(
+        reward=[1, 2, 0, 4, 1],
+        value=[1, 2, 3, 1, 2],
+        next_value=[2, 8, 1, 99, 6],
+        terminated=[0, 0, 0, 1, 0],
+        truncated=[0, 1, 0, 0, 0],
+    )
+    add_advantages(segment, gamma=0.5, gae_lambda=0.5)
+    expected = torch.tensor([2.0, 4.0, -1.75, 3.0, 2.0])
+    torch.testing.assert_close(segment["steps", "advantage"].flatten(), expected)
+    value = torch.tensor([1.0, 2.0, 3.0, 1.0, 2.0])
+    torch.testing.assert_close(segment["steps", "value_target"].flatten(), expected + value)
+
+
+def test_the_loss_is_the_clipped_surrogate_with_value_and_entropy_terms(scripted_env, make_agent):
+    env = scripted_env(lives=3, steps=10)
+    agent = make_agent(env)
+    config = PPOConfig(clip_epsilon=0.1, value_coefficient=0.3, entropy_coefficient=0.2)
+    ppo = PPO(agent, config, torch.Generator())
+    segment = collect_segment(Lives(env, agent, torch.Generator().manual_seed(1)), 10)
+    add_advantages(segment, 0.9, 0.8)
+    # Move the old log-probabilities so that ratios fall inside and outside the clip on both sides.
+    shift = torch.linspace(-0.4, 0.4, 30).reshape(3, 10)
+    segment["steps", "action_log_prob"] = segment["steps", "action_log_prob"] + shift
+    losses = ppo.loss(segment.clone())
+
+    with torch.no_grad():
+        trunk, parameters = agent.sequence(segment["steps"], segment["memory"])
+        value = agent.value(trunk)
+    policy_loss = value_loss = entropy = 0.0
+    log_probs = parameters.log_softmax(-1).double()
+    for b in range(3):
+        for t in range(10):
+            action = int(segment["steps", "action"][b, t])
+            ratio = math.exp(log_probs[b, t, action] - segment["steps", "action_log_prob"][b, t].double())
+            advantage = float(segment["steps", "advantage"][b, t])
+            policy_loss -= min(ratio * advantage, min(max(ratio, 0.9), 1.1) * advantage) / 30
+            error = float(value[b, t]) - float(segment["steps", "value_target"][b, t])
+            value_loss += 0.3 * error**2 / 30
+            entropy -= float((log_probs[b, t].exp() * log_probs[b, t]).sum()) / 30
+    assert float(losses["loss_objective"]) == pytest.approx(policy_loss, abs=1e-5)
+    assert float(losses["loss_critic"]) == pytest.approx(value_loss, rel=1e-5)
+    assert float(losses["loss_entropy"]) == pytest.approx(-0.2 * entropy, rel=1e-5)
+
+
+def test_the_core_runs_once_per_minibatch_for_actor_and_critic_together(scripted_env, make_agent):
+    env = scripted_env(lives=4, steps=16)
+    agent = make_agent(env)
+    trainer = Trainer(env, agent, PPOConfig(segment=16, epochs=3, minibatches=2), seed=0, total_frames=64)
+    calls = []
+    agent.core.register_forward_hook(lambda *_: calls.append(1))
+    trainer.update()
+    assert len(calls) == 3 * 2
+
+
+def test_minibatches_hold_whole_lives_and_all_of_them():
+    config = PPOConfig(minibatches=9)
+    with pytest.raises(ValueError, match=r"algorithm.minibatches=9: allowed are 1 to env.num_lives=4"):
+        config.check(num_lives=4)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("gamma", 1.5), ("segment", 0), ("learning_rate", 0.0), ("entropy_coefficient", -1.0)]
+)
+def test_an_option_out_of_range_is_named(option, value):
+    with pytest.raises(ValueError, match=rf"algorithm.{option}="):
+        PPOConfig(**{option: value}).check(num_lives=4)
+
+
+@pytest.mark.parametrize("where", ["reward", "weight"])
+def test_what_is_not_finite_stops_training_before_any_weight_changes(scripted_env, make_agent, where):
+    env = scripted_env(lives=4, steps=16)
+    agent = make_agent(env)
+    if where == "reward":
+        env.rewards[3, 2] = math.inf
+    else:
+        with torch.no_grad():
+            agent.value[-1].weight[0, 0] = math.nan
+    trainer = Trainer(env, agent, PPOConfig(segment=16), seed=0, total_frames=64)
+    before = {name: weight.clone() for name, weight in agent.state_dict().items()}
+    says = "the reward of life 2 at its step [0-9]+ is inf" if where == "reward" else "update 0: .*not finite"
+    with pytest.raises(NonFinite, match=says):
+        trainer.update()
+    for name, weight in agent.state_dict().items():
+        torch.testing.assert_close(weight, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_schedules_run_linearly_from_first_to_final_value(scripted_env, make_agent):
+    env = scripted_env(lives=4, steps=64)
+    config = PPOConfig(segment=16, learning_rate=1e-3, final_learning_rate=0.5e-3, final_entropy_coefficient=0.0)
+    trainer = Trainer(env, make_agent(env), config, seed=0, total_frames=128)
+    metrics = [trainer.update() for _ in range(2)]
+    assert [m["train/learning_rate"] for m in metrics] == pytest.approx([1e-3, 0.75e-3])
+    assert [m["train/entropy_coefficient"] for m in metrics] == pytest.approx([0.01, 0.005])
+    assert trainer.done
+
+
+def test_a_small_target_kl_ends_the_update_early(scripted_env, make_agent):
+    def steps(target_kl) -> float:
+        env = scripted_env(lives=4, steps=16)
+        config = PPOConfig(segment=16, epochs=10, learning_rate=1e-2, target_kl=target_kl)
+        return Trainer(env, make_agent(env), config, 0, 64).update()["train/minibatch_steps"]
+
+    assert steps(None) == 20
+    assert steps(1e-4) < 20

@@ -1,0 +1,101 @@
+"""A run that is killed and resumed is the run that was not: weights and logs, bit for bit."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lifelong.experiments.checkpoint import latest_checkpoint
+
+ENVIRONMENTS = {
+    "switching_bandit": ["env=switching_bandit"],
+    "associative_recall": ["env=associative_recall"],
+    "gymnasium": ["env=CartPole-v1"],
+    "minigrid": ["env=minigrid_memory_s9"],
+}
+
+
+def training_state(run: Path) -> dict:
+    (file,) = latest_checkpoint(run / "checkpoints").glob("components/*-training/state.pt")
+    return torch.load(file, weights_only=True)
+
+
+def assert_equal(left, right, where: str = "") -> None:
+    """Equal to the bit, through all containers."""
+    assert type(left) is type(right), where
+    if isinstance(left, torch.Tensor):
+        assert torch.equal(left, right), where
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys(), where
+        for key in left:
+            assert_equal(left[key], right[key], f"{where}/{key}")
+    elif isinstance(left, (list, tuple)):
+        assert len(left) == len(right), where
+        for index, pair in enumerate(zip(left, right, strict=True)):
+            assert_equal(*pair, f"{where}/{index}")
+    else:
+        assert left == right, where
+
+
+def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("time/")]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+def wait_for_frames(run: Path, frames: int, process) -> None:
+    """Until progress.csv has a row at or beyond ``frames``."""
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        table = run / "progress.csv"
+        rows = table.read_text().splitlines()[1:] if table.exists() else []
+        if rows and rows[-1].split(",")[0].isdigit() and int(rows[-1].split(",")[0]) >= frames:
+            return
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.005)
+    raise AssertionError("the run did not get there in time")
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_killed_and_resumed_is_the_same_as_in_one_go(lifelong_process, start, tmp_path, tiny, name):
+    words = [*ENVIRONMENTS[name], *tiny, "frames=5120", "checkpoint.every_frames=640"]
+    whole = lifelong_process("train", *words, "out=whole")
+    assert whole.returncode == 0, whole.stderr
+    process = start("train", *words, "out=killed")
+    wait_for_frames(tmp_path / "killed", 1280, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "killed" / "summary.json").exists(), "it was to be killed before its end"
+    resumed = lifelong_process("resume", "killed")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_equal(training_state(tmp_path / "killed"), training_state(tmp_path / "whole"))
+    assert (tmp_path / "killed" / "progress.csv").read_bytes() == (tmp_path / "whole" / "progress.csv").read_bytes()
+    assert scalars(tmp_path / "killed") == scalars(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_checkpoint_and_says_how_to_go_on(lifelong, start, tmp_path, tiny, number):
+    process = start("train", *tiny, "frames=100000", "out=run")
+    wait_for_frames(tmp_path / "run", 256, process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert "lifelong resume run" in out
+    assert "Traceback" not in err
+    frames = training_state(tmp_path / "run")["frames"]
+    assert frames >= 256
+    resumed = lifelong("resume", "run", f"frames={frames + 256}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert training_state(tmp_path / "run")["frames"] == frames + 256
+
+
+def test_a_finished_run_can_be_given_more_frames(lifelong, tmp_path, tiny):
+    assert lifelong("train", *tiny, "frames=256", "out=run").returncode == 0
+    assert lifelong("resume", "run", "frames=512").returncode == 0
+    assert training_state(tmp_path / "run")["frames"] == 512
+    assert len((tmp_path / "run" / "command.txt").read_text().splitlines()) == 2
