@@ -71,26 +71,40 @@ static void bend_error_backward(const struct call *call, const vec *error, vec *
     }
 }
 
+/* With momentum the backward pass rebuilds the momentum of so many steps at a time, from as many checkpoints. */
+static int64_t segment_length(const struct call *call) {
+    int64_t length = 1;
+    while (length * length < call->steps) length++;
+    return length;
+}
+
 /* Memory of one thread, reused from item to item; each of the rows holds one padded key or value. */
 struct workspace {
-    vec *state, *d_start, *products;
-    vec *first, *second, *bent, *update, *error, *right, *d_read, *decay[2], *scaled[2];
+    vec *state, *running, *d_start, *products, *overlaps, *checkpoints, *segment;
+    vec *first, *second, *third, *bent, *update, *error, *right, *d_read, *decay[2], *scaled[2];
 };
 
 /* Lays the workspace out in `memory`, or only counts its vectors where that is NULL. */
 static int64_t lay_out(struct workspace *w, const struct call *call, vec *memory) {
     const int64_t key_vectors = vectors_for(call->key_dim), value_vectors = vectors_for(call->value_dim);
     const int64_t by_key = key_vectors * LANES * value_vectors, by_value = call->value_dim * key_vectors;
+    const int64_t state = by_key > by_value ? by_key : by_value;
     const int64_t row = key_vectors > value_vectors ? key_vectors : value_vectors;
+    const int64_t segment = call->d_momentum ? segment_length(call) * by_key : 0;
     const struct {
         vec **place;
         int64_t size;
     } parts[] = {
-        {&w->state, by_key > by_value ? by_key : by_value},
+        {&w->state, state},
+        {&w->running, call->momentum.data ? state : 0},
         {&w->d_start, call->d_start ? by_key : 0},
         {&w->products, key_vectors * LANES},
+        {&w->overlaps, call->d_momentum ? key_vectors * LANES : 0},
+        {&w->checkpoints, segment},
+        {&w->segment, segment},
         {&w->first, row},
         {&w->second, row},
+        {&w->third, row},
         {&w->bent, row},
         {&w->update, row},
         {&w->error, row},
@@ -113,8 +127,10 @@ static int64_t lay_out(struct workspace *w, const struct call *call, vec *memory
 struct item {
     const struct call *call;
     int64_t life, head, key_dim, value_dim, key_vectors, value_vectors;
+    int64_t offset; /* of the item in tensors like the initial state */
     int erases;
-    const real *initial, *start;
+    struct view erase_key;
+    const real *initial, *initial_running, *start;
 };
 
 INLINE const real *input(const struct view view, int64_t life, int64_t step, int64_t head) {
@@ -132,7 +148,10 @@ static struct item item_of(const struct call *call, int64_t index) {
         .key_vectors = vectors_for(call->key_dim),
         .value_vectors = vectors_for(call->value_dim),
         .erases = call->erase && (!call->erase_heads || call->erase_heads[head]),
+        .offset = index * size,
+        .erase_key = call->erase_key.data ? call->erase_key : call->key,
         .initial = (const real *)call->initial + index * size,
+        .initial_running = call->momentum.data ? (const real *)call->initial_running + index * size : NULL,
         .start = call->start.data ? input(call->start, index / call->heads, 0, head) : NULL,
     };
 }
@@ -171,6 +190,21 @@ static int64_t place(const struct item *item, int64_t step) {
     return (item->life * item->call->steps + step) * item->call->heads + item->head;
 }
 
+/* The state with lanes over value_dim and rows over key_dim, and the other way round. */
+static struct sweep sweep_by_key(const struct item *item, const struct workspace *w) {
+    vec *running = item->call->momentum.data ? w->running : NULL;
+    return (struct sweep){w->state, running, item->key_dim, item->key_vectors * LANES, item->value_vectors};
+}
+
+static struct sweep sweep_by_value(const struct item *item, const struct workspace *w) {
+    vec *running = item->call->momentum.data ? w->running : NULL;
+    return (struct sweep){w->state, running, item->value_dim, item->value_dim, item->key_vectors};
+}
+
+static real momentum_at(const struct item *item, int64_t step) {
+    return item->call->momentum.data ? *at_step(item, item->call->momentum, step) : 0;
+}
+
 /* The decay of a step; `channels` is where the factors go if there is one per channel, ones beyond the key. */
 static struct decay decay_at(const struct item *item, int64_t step, enum decay_kind channel_kind, real *channels) {
     const struct call *call = item->call;
@@ -193,13 +227,11 @@ static void load_row(vec *row, const real *source, int64_t dim) {
     for (int64_t c = 0; c < vectors_for(dim); c++) row[c] = load_lanes(source + c * LANES, dim - c * LANES);
 }
 
-static void clear_row(vec *row, int64_t vectors) { memset(row, 0, (size_t)vectors * sizeof(vec)); }
-
-/* From the sums over the state, S p and S q in `first` and `second`, to the step's results and its write. */
+/* From the sums over the state and the momentum (S p, S q and M q) to the step's results and its write. */
 static void answer(const struct item *item, int64_t step, const struct decay *decay, const struct workspace *w) {
     const struct call *call = item->call;
     const real *value = at_step(item, call->value, step), *key = at_step(item, call->key, step);
-    const real write_rate = *at_step(item, call->write_rate, step);
+    const real write_rate = *at_step(item, call->write_rate, step), momentum = momentum_at(item, step);
     const real key_query = dot(key, at_step(item, call->query, step), item->key_dim);
     const real erase_decay = call->error_before_decay ? 1 : decay->scalar;
     const int64_t at = place(item, step);
@@ -208,78 +240,92 @@ static void answer(const struct item *item, int64_t step, const struct decay *de
     vec squares = zero_vector();
     for (int64_t c = 0; c < item->value_vectors; c++) {
         const int64_t left = item->value_dim - c * LANES;
-        const vec target = load_lanes(value + c * LANES, left), error = target - erase_decay * w->first[c];
-        squares += error * error;
+        const vec target = load_lanes(value + c * LANES, left);
+        const vec error = fused(broadcast(-erase_decay), w->first[c], target);
+        squares = fused(error, error, squares);
         if (errors) store_lanes(errors + c * LANES, error, left);
         w->update[c] = item->erases ? error : target;
     }
     bend_error(call, w->update, item->value_vectors);
     for (int64_t c = 0; c < item->value_vectors; c++) {
         w->update[c] *= write_rate;
-        store_lanes(output + c * LANES, decay->scalar * w->second[c] + key_query * w->update[c],
-                    item->value_dim - c * LANES);
+        vec read = fused(broadcast(decay->scalar), w->second[c], key_query * w->update[c]);
+        if (call->momentum.data) read = fused(broadcast(momentum), w->third[c], read);
+        store_lanes(output + c * LANES, read, item->value_dim - c * LANES);
     }
     ((real *)call->surprise)[at] = square_root(sum_lanes(squares));
 }
 
+/* What a step reads: the erase key and the query, as far as they need it times the channels' decay. */
+static struct reads reads_of(const struct item *item, int64_t step, const struct decay decay,
+                             const struct workspace *w) {
+    const struct call *call = item->call;
+    const real *query = at_step(item, call->query, step), *erased = at_step(item, item->erase_key, step);
+    return (struct reads){
+        .first = call->error_before_decay ? erased : decayed(item, decay, erased, (real *)w->scaled[0]),
+        .second = decayed(item, decay, query, (real *)w->scaled[1]),
+        .third = query,
+        .first_sum = w->first,
+        .second_sum = w->second,
+        .running_sum = w->third,
+    };
+}
+
 static void forward_item(const struct call *call, int64_t index, const struct workspace *w) {
     const struct item item = item_of(call, index);
-    const struct view erase_key = call->erase_key.data ? call->erase_key : call->key;
-    const struct sweep state = {w->state, item.key_dim, item.key_vectors * LANES, item.value_vectors};
-    struct decay pending = NO_DECAY;
-    const real *written_key = at_step(&item, call->key, 0);
+    const struct sweep s = sweep_by_key(&item, w);
+    struct write pending = {.absent = 1};
+    struct reads reads = {0};
 
-    load_columns(state, item.initial, item.value_dim);
-    clear_row(w->update, item.value_vectors);
+    load_columns(&s, s.state, item.initial, item.value_dim);
+    if (s.running) load_columns(&s, s.running, item.initial_running, item.value_dim);
     for (int64_t step = 0; step < call->steps; step++) {
         if (is_reset(&item, step)) {
             if (item.start)
-                load_columns(state, item.start, item.value_dim);
+                load_columns(&s, s.state, item.start, item.value_dim);
             else
-                clear(state);
-            clear_row(w->update, item.value_vectors);
-            pending = NO_DECAY;
+                clear(s.state, sweep_size(&s));
+            if (s.running) clear(s.running, sweep_size(&s));
+            pending.absent = 1;
         }
         prefetch_inputs(&item, step + PREFETCH_STEPS);
         const struct decay decay = decay_at(&item, step, ROW_DECAY, (real *)w->decay[step & 1]);
-        const real *query = at_step(&item, call->query, step), *key = at_step(&item, call->key, step);
-        const real *erased = at_step(&item, erase_key, step);
-        const real *first = call->error_before_decay ? erased : decayed(&item, decay, erased, (real *)w->scaled[0]);
-        const real *second = decayed(&item, decay, query, (real *)w->scaled[1]);
-        write_and_read(&state, &pending, written_key, w->update, first, second, w->first, w->second);
-
+        reads = reads_of(&item, step, decay, w);
+        write_and_read(&s, &pending, &reads);
         answer(&item, step, &decay, w);
-        pending = decay;
-        written_key = key;
+        pending = (struct write){0, decay, momentum_at(&item, step), at_step(&item, call->key, step), w->update};
     }
-    write_and_read(&state, &pending, written_key, w->update, written_key, written_key, w->first, w->second);
-    store_columns(state, (real *)call->final + index * item.key_dim * item.value_dim, item.value_dim);
+    write_and_read(&s, &pending, &reads);
+    store_columns(&s, s.state, (real *)call->final + item.offset, item.value_dim);
+    if (s.running) store_columns(&s, s.running, (real *)call->final_running + item.offset, item.value_dim);
 }
 
 /* One step on the state as it lies, [value_dim, key_dim]: its columns are turned into lanes on the way to the sums, so
  * that these, and with them every result, are those of forward_item to the last bit. */
 static void step_item(const struct call *call, int64_t index, const struct workspace *w) {
     const struct item item = item_of(call, index);
-    const struct view erase_key = call->erase_key.data ? call->erase_key : call->key;
+    const int64_t keys = item.key_dim, values = item.value_dim;
+    const int reset = is_reset(&item, 0);
     const struct decay decay = decay_at(&item, 0, ROW_DECAY, (real *)w->decay[0]);
-    const real *query = at_step(&item, call->query, 0), *key = at_step(&item, call->key, 0);
-    const real *erased = at_step(&item, erase_key, 0);
-    const real *first = call->error_before_decay ? erased : decayed(&item, decay, erased, (real *)w->scaled[0]);
-    const real *second = decayed(&item, decay, query, (real *)w->scaled[1]);
-    const real *old = is_reset(&item, 0) ? item.start : item.initial;
-    real *new = (real *)call->final + index * item.key_dim * item.value_dim;
+    const struct reads reads = reads_of(&item, 0, decay, w);
+    const real *key = at_step(&item, call->key, 0), *update = (const real *)w->update;
+    const real *old = reset ? item.start : item.initial, *old_running = reset ? NULL : item.initial_running;
+    real *new = (real *)call->final + item.offset;
 
     if (index + 1 < call->lives * call->heads)
-        for (int64_t i = 0; i < item.key_dim * item.value_dim; i += CACHE_LINE / (int64_t)sizeof(real))
-            __builtin_prefetch(item.initial + item.key_dim * item.value_dim + i, 1);
-    if (old) {
-        read_columns(old, item.key_dim, item.value_dim, first, second, w->first, w->second);
-    } else {
-        clear_row(w->first, item.value_vectors);
-        clear_row(w->second, item.value_vectors);
-    }
+        for (int64_t i = 0; i < keys * values; i += CACHE_LINE / (int64_t)sizeof(real))
+            __builtin_prefetch(item.initial + keys * values + i, 1);
+    clear(w->first, item.value_vectors);
+    clear(w->second, item.value_vectors);
+    clear(w->third, item.value_vectors);
+    if (old) read_columns(old, keys, values, reads.first, reads.second, w->first, w->second);
+    if (old_running) read_columns(old_running, keys, values, reads.third, reads.third, w->third, w->bent);
     answer(&item, 0, &decay, w);
-    write_rows(new, old, item.key_dim, item.value_dim, &decay, (const real *)w->update, key);
+    if (call->momentum.data)
+        write_rows_with_momentum(new, old, (real *)call->final_running + item.offset, old_running, keys, values,
+                                 &decay, momentum_at(&item, 0), update, key);
+    else
+        write_rows(new, old, keys, values, &decay, update, key);
 }
 
 /* What was written at a step before the write rate, psi(e) or psi(v), into `bent`; the unbent error into `error`. */
@@ -299,43 +345,123 @@ static real surprise_factor(const struct item *item, int64_t step) {
     return surprise > 0 ? *at_step(item, call->d_surprise, step) / surprise : 0;
 }
 
-/* Pass 1: downwards with the gradient of the state alone. */
-static void backward_through_state(const struct item *item, int64_t index, const struct workspace *w) {
-    const struct call *call = item->call;
-    const struct view erase_key = call->erase_key.data ? call->erase_key : call->key;
-    const struct sweep grad = {w->state, item->key_dim, item->key_vectors * LANES, item->value_vectors};
-    const struct sweep d_start = {w->d_start, item->key_dim, item->key_vectors * LANES, item->value_vectors};
-    const int64_t size = item->key_dim * item->value_dim;
-    const struct view errors = made(item, call->errors, item->value_dim);
-    struct decay pending = NO_DECAY;
-    const real *undone = at_step(item, call->key, 0), *no_read = undone;
+/* The lane sums of `products`, one per row, into a row of `dim`. */
+static void sum_products(real *target, const vec *products, int64_t dim) {
+    for (int64_t row = 0; row < dim; row += LANES) {
+        vec rows[LANES];
+        UNROLL for (int i = 0; i < LANES; i++) rows[i] = products[row + i];
+        store_lanes(target + row, sum_rows(rows), dim - row);
+    }
+}
 
-    if (call->d_final)
-        load_columns(grad, (const real *)call->d_final + index * size, item->value_dim);
-    else
-        clear(grad);
-    if (call->d_start) clear(d_start);
-    clear_row(w->right, item->value_vectors);
-    clear_row(w->d_read, item->value_vectors);
+/* momentum <- what it is after the step, in sweep order. */
+static void replay_momentum(const struct item *item, const struct sweep *s, int64_t step, vec *target,
+                            const vec *source, const struct workspace *w) {
+    const struct call *call = item->call;
+    const real write_rate = *at_step(item, call->write_rate, step);
+    write_of_step(item, step, w->error, w->bent);
+    for (int64_t c = 0; c < item->value_vectors; c++) w->bent[c] *= write_rate;
+    accumulate(s, target, source, momentum_at(item, step), at_step(item, call->key, step), w->bent);
+}
+
+/* The momentum before the first step of every segment. */
+static void fill_checkpoints(const struct item *item, const struct sweep *s, const struct workspace *w) {
+    const int64_t length = segment_length(item->call), size = sweep_size(s);
+    load_columns(s, w->checkpoints, item->initial_running, item->value_dim);
+    for (int64_t step = 0, next = length; next < item->call->steps; next += length) {
+        const vec *source = w->checkpoints + (next / length - 1) * size;
+        vec *target = w->checkpoints + next / length * size;
+        for (; step < next; step++, source = target) {
+            if (is_reset(item, step)) clear(target, size), source = target;
+            replay_momentum(item, s, step, target, source, w);
+        }
+    }
+}
+
+/* The momentum before each step of the segment that begins at `begin`; zero before a step that resets. */
+static void fill_segment(const struct item *item, const struct sweep *s, int64_t begin, const struct workspace *w) {
+    const int64_t length = segment_length(item->call), size = sweep_size(s), steps = item->call->steps;
+    const int64_t end = begin + length < steps ? begin + length : steps;
+    memcpy(w->segment, w->checkpoints + begin / length * size, (size_t)size * sizeof(vec));
+    for (int64_t step = begin; step < end; step++) {
+        vec *before = w->segment + (step - begin) * size;
+        if (is_reset(item, step)) clear(before, size);
+        if (step + 1 < end) replay_momentum(item, s, step, before + size, before, w);
+    }
+}
+
+/* The last undo, which no read follows: of the state alone. */
+static void finish_undo(const struct sweep *s, const struct undo *undo, const struct workspace *w) {
+    const struct sweep state = {s->state, NULL, s->rows, s->capacity, s->vectors};
+    clear(w->d_read, s->vectors);
+    undo_and_read(&state, undo);
+}
+
+/* Pass 1: downwards with the gradient of the state, and of the momentum, alone. */
+static void backward_through_state(const struct item *item, const struct workspace *w) {
+    const struct call *call = item->call;
+    const struct sweep s = sweep_by_key(item, w);
+    const struct view errors = made(item, call->errors, item->value_dim);
+    const int64_t length = segment_length(call), decay_width = call->channel_decay ? item->key_dim : 1;
+    struct undo undo = {
+        .decay = NO_DECAY,
+        .momentum = 1,
+        .left = at_step(item, call->key, 0),
+        .right = w->right,
+        .d_output = w->d_read,
+        .update = w->update,
+        .d_update = w->first,
+        .products = w->products,
+        .overlaps = w->overlaps,
+    };
+    real *later = (real *)w->third;
+
+    clear(w->third, item->key_vectors);
+    clear(s.state, sweep_size(&s));
+    if (call->d_final) load_columns(&s, s.state, (const real *)call->d_final + item->offset, item->value_dim);
+    if (s.running) {
+        fill_checkpoints(item, &s, w);
+        clear(s.running, sweep_size(&s));
+        if (call->d_final_running)
+            load_columns(&s, s.running, (const real *)call->d_final_running + item->offset, item->value_dim);
+    }
+    if (call->d_start) clear(w->d_start, sweep_size(&s));
+    clear(w->right, item->value_vectors);
+    clear(w->d_read, item->value_vectors);
     for (int64_t step = call->steps - 1; step >= 0; step--) {
         const int64_t at = place(item, step);
         prefetch_inputs(item, step - PREFETCH_STEPS);
         prefetch(item, errors, step - PREFETCH_STEPS, item->value_dim);
         prefetch(item, call->d_output, step - PREFETCH_STEPS, item->value_dim);
-        const real *query = at_step(item, call->query, step), *key = at_step(item, call->key, step);
-        const real *erased = at_step(item, erase_key, step);
-        const real write_rate = *at_step(item, call->write_rate, step);
+        const real *erased = at_step(item, item->erase_key, step);
+        const real write_rate = *at_step(item, call->write_rate, step), momentum = momentum_at(item, step);
         const struct decay decay = decay_at(item, step, ROW_DECAY, (real *)w->decay[step & 1]);
+        if (s.running) {
+            if (step == call->steps - 1 || (step + 1) % length == 0) fill_segment(item, &s, step / length * length, w);
+            undo.earlier = w->segment + step % length * sweep_size(&s);
+        }
+        undo.query = at_step(item, call->query, step);
+        undo.key = at_step(item, call->key, step);
         if (call->d_output.data) load_row(w->d_read, at_step(item, call->d_output, step), item->value_dim);
         write_of_step(item, step, w->error, w->bent);
         for (int64_t c = 0; c < item->value_vectors; c++) w->update[c] = write_rate * w->bent[c];
-        undo_and_read(&grad, &pending, undone, w->right, query, w->d_read, key, w->update, w->first, w->products);
+        undo_and_read(&s, &undo);
 
-        real *d_key = (real *)call->d_key + at * item->key_dim;
-        for (int64_t row = 0; row < item->key_dim; row += LANES) {
-            vec rows[LANES];
-            UNROLL for (int i = 0; i < LANES; i++) rows[i] = w->products[row + i];
-            store_lanes(d_key + row, sum_rows(rows), item->key_dim - row);
+        sum_products((real *)call->d_key + at * item->key_dim, w->products, item->key_dim);
+        if (s.running) {
+            /* The share of <M, dM> that the telescoping sum of the decay must give back, see finish_log_decay. */
+            real *overlap = (real *)w->second, total = 0;
+            sum_products(overlap, w->overlaps, item->key_dim);
+            for (int64_t i = 0; i < item->key_dim; i++) total += overlap[i];
+            ((real *)call->d_momentum)[at] = total;
+            if (call->d_log_decay) {
+                real *share = (real *)call->d_log_decay + at * decay_width;
+                for (int64_t i = 0; i < decay_width; i++) {
+                    const real part = momentum * (call->channel_decay ? overlap[i] : total);
+                    share[i] = later[i] - part;
+                    later[i] = part;
+                }
+            }
         }
         vec d_write_rate = zero_vector();
         for (int64_t c = 0; c < item->value_vectors; c++) {
@@ -355,51 +481,52 @@ static void backward_through_state(const struct item *item, int64_t index, const
             store_lanes(d_value + c * LANES, w->first[c] + by_surprise, left);
             w->right[c] = -erase_decay * ((item->erases ? w->first[c] : zero_vector()) + by_surprise);
         }
-        pending = decay;
-        undone = call->error_before_decay ? erased : decayed(item, decay, erased, (real *)w->scaled[step & 1]);
+        undo.decay = decay;
+        undo.momentum = momentum;
+        undo.left = call->error_before_decay ? erased : decayed(item, decay, erased, (real *)w->scaled[step & 1]);
         if (is_reset(item, step)) {
             if (call->d_start) {
-                clear_row(w->d_read, item->value_vectors);
-                undo_and_read(&grad, &pending, undone, w->right, no_read, w->d_read, key, w->update, w->first,
-                              w->products);
-                for (int64_t i = 0; i < grad.capacity * grad.vectors; i++) d_start.state[i] += grad.state[i];
+                finish_undo(&s, &undo, w);
+                for (int64_t i = 0; i < sweep_size(&s); i++) w->d_start[i] += s.state[i];
             }
-            clear(grad);
-            clear_row(w->right, item->value_vectors);
-            pending = NO_DECAY;
+            clear(s.state, sweep_size(&s));
+            if (s.running) clear(s.running, sweep_size(&s));
+            clear(w->right, item->value_vectors);
+            undo.decay = NO_DECAY;
         }
     }
-    clear_row(w->d_read, item->value_vectors);
-    undo_and_read(&grad, &pending, undone, w->right, no_read, w->d_read, no_read, w->update, w->first, w->products);
-    store_columns(grad, (real *)call->d_initial + index * size, item->value_dim);
-    if (call->d_start) store_columns(d_start, (real *)call->d_start + index * size, item->value_dim);
+    if (s.running) {
+        for (int64_t i = 0; i < sweep_size(&s); i++) s.running[i] *= undo.momentum;
+        store_columns(&s, s.running, (real *)call->d_initial_running + item->offset, item->value_dim);
+    }
+    finish_undo(&s, &undo, w);
+    store_columns(&s, s.state, (real *)call->d_initial + item->offset, item->value_dim);
+    if (call->d_start) store_columns(&s, w->d_start, (real *)call->d_start + item->offset, item->value_dim);
 }
 
 /* Pass 2: upwards with the state alone. Leaves in d_log_decay what each step adds to the telescoping sum. */
 static void backward_through_reads(const struct item *item, const struct workspace *w) {
     const struct call *call = item->call;
-    const struct view erase_key = call->erase_key.data ? call->erase_key : call->key;
-    const struct sweep state = {w->state, item->value_dim, item->value_dim, item->key_vectors};
+    const struct sweep s = sweep_by_value(item, w);
     const int64_t decay_width = call->channel_decay ? item->key_dim : 1;
     const struct view errors = made(item, call->errors, item->value_dim);
     const struct view d_keys = made(item, call->d_key, item->key_dim);
     const struct view d_values = made(item, call->d_value, item->value_dim);
-    struct decay pending = NO_DECAY;
-    vec *update = w->update, *written = w->right;
+    struct write pending = {.absent = 1};
+    vec *update = w->update, *key_row = w->right;
 
-    load_rows(state, item->initial, item->key_dim);
-    clear_row(update, item->value_vectors);
-    clear_row(written, item->key_vectors);
-    clear_row(w->d_read, item->value_vectors);
+    load_rows(&s, s.state, item->initial, item->key_dim);
+    if (s.running) load_rows(&s, s.running, item->initial_running, item->key_dim);
+    clear(w->d_read, item->value_vectors);
     for (int64_t step = 0; step < call->steps; step++) {
         const int reset = is_reset(item, step);
         if (reset) {
             if (item->start)
-                load_rows(state, item->start, item->key_dim);
+                load_rows(&s, s.state, item->start, item->key_dim);
             else
-                clear(state);
-            clear_row(update, item->value_vectors);
-            pending = NO_DECAY;
+                clear(s.state, sweep_size(&s));
+            if (s.running) clear(s.running, sweep_size(&s));
+            pending.absent = 1;
         }
         const int64_t at = place(item, step);
         const struct decay decay = decay_at(item, step, LANE_DECAY, (real *)w->decay[step & 1]);
@@ -409,7 +536,7 @@ static void backward_through_reads(const struct item *item, const struct workspa
         prefetch(item, d_keys, step + PREFETCH_STEPS, item->key_dim);
         prefetch(item, d_values, step + PREFETCH_STEPS, item->value_dim);
         const real *query = at_step(item, call->query, step), *key = at_step(item, call->key, step);
-        const real *erased = at_step(item, erase_key, step);
+        const real *erased = at_step(item, item->erase_key, step);
         const real *d_error = at_step(item, d_values, step);
         const real *d_output = (const real *)w->d_read;
         if (call->d_output.data) d_output = at_step(item, call->d_output, step);
@@ -419,17 +546,17 @@ static void backward_through_reads(const struct item *item, const struct workspa
             for (int64_t c = 0; c < item->value_vectors; c++) w->error[c] *= factor;
             d_error = (const real *)w->error;
         }
-        write_and_read(&state, &pending, (const real *)update, written, d_error, d_output, w->first, w->second);
+        write_and_read(&s, &pending, &(struct reads){d_error, d_output, d_output, w->first, w->second, w->third});
 
         write_of_step(item, step, w->error, update);
-        const real write_rate = *at_step(item, call->write_rate, step);
+        const real write_rate = *at_step(item, call->write_rate, step), momentum = momentum_at(item, step);
         for (int64_t c = 0; c < item->value_vectors; c++) update[c] *= write_rate;
-        load_row(written, key, item->key_dim);
+        load_row(key_row, key, item->key_dim);
         const real update_read = dot((const real *)update, d_output, item->value_dim);
         real *d_query = (real *)call->d_query + at * item->key_dim, *d_key = (real *)call->d_key + at * item->key_dim;
         real *d_erase_key = call->d_erase_key ? (real *)call->d_erase_key + at * item->key_dim : NULL;
         real *d_log_decay = call->d_log_decay ? (real *)call->d_log_decay + at * decay_width : NULL;
-        /* <S, D> seen before the decay takes in what the error gave to S only after the step's own gradient. */
+        /* An error taken before the decay reaches S_{t-1} past it, and so counts for the steps before this one only. */
         real *erase_share = d_log_decay;
         if (d_log_decay && call->error_before_decay)
             erase_share = step == 0 || reset ? NULL : d_log_decay - call->heads * decay_width;
@@ -437,7 +564,8 @@ static void backward_through_reads(const struct item *item, const struct workspa
         for (int64_t c = 0; c < item->key_vectors; c++) {
             const int64_t left = item->key_dim - c * LANES, lane = c * LANES;
             const vec factors = decay.kind == LANE_DECAY ? load_vector(decay.channels + lane) : broadcast(decay.scalar);
-            const vec by_query = factors * w->second[c] + update_read * written[c];
+            vec by_query = fused(factors, w->second[c], update_read * key_row[c]);
+            if (s.running) by_query = fused(broadcast(momentum), w->third[c], by_query);
             const vec by_erase = -(call->error_before_decay ? broadcast(1) : factors) * w->first[c];
             const vec by_write = load_lanes(d_key + lane, left);
             store_lanes(d_query + lane, by_query, left);
@@ -446,39 +574,45 @@ static void backward_through_reads(const struct item *item, const struct workspa
             else
                 store_lanes(d_key + lane, by_write + by_erase, left);
             if (!d_log_decay) continue;
-            const vec write_part = load_lanes(query + lane, left) * by_query - written[c] * by_write;
+            vec write_part = load_lanes(query + lane, left) * by_query - key_row[c] * by_write;
             const vec erase_part = load_lanes(erased + lane, left) * by_erase;
             if (!call->channel_decay) {
                 write_total += write_part;
                 erase_total += erase_part;
                 continue;
             }
+            if (s.running) write_part += load_lanes(d_log_decay + lane, left);
             store_lanes(d_log_decay + lane, write_part, left);
             if (erase_share)
                 store_lanes(erase_share + lane, load_lanes(erase_share + lane, left) + erase_part, left);
         }
         if (d_log_decay && !call->channel_decay) {
-            *d_log_decay = sum_lanes(write_total);
+            *d_log_decay = sum_lanes(write_total) + (s.running ? *d_log_decay : 0);
             if (erase_share) *erase_share += sum_lanes(erase_total);
         }
-        pending = decay;
+        pending = (struct write){0, decay, momentum, (const real *)update, key_row};
     }
 }
 
-/* The telescoping sum itself, from <S_T, D_T> downwards and anew at each reset. */
-static void finish_log_decay(const struct item *item, int64_t index, const struct workspace *w) {
+/* sums += state * grad, column by column, of two matrices [value_dim, key_dim]. */
+static void add_products(const struct item *item, vec *sums, const void *state, const void *grad) {
+    const real *states = (const real *)state + item->offset, *grads = (const real *)grad + item->offset;
+    for (int64_t row = 0; row < item->value_dim; row++)
+        for (int64_t c = 0; c < item->key_vectors; c++) {
+            const int64_t left = item->key_dim - c * LANES, at = row * item->key_dim + c * LANES;
+            sums[c] = fused(load_lanes(states + at, left), load_lanes(grads + at, left), sums[c]);
+        }
+}
+
+/* The telescoping sum itself, from <S_T, D_T> downwards and anew at each reset. With momentum M and its gradient N it
+ * runs over <S, D> + <M, N>, and momentum_t <M_{t-1}, N_t> is taken off again: pass 1 left that. */
+static void finish_log_decay(const struct item *item, const struct workspace *w) {
     const struct call *call = item->call;
-    const int64_t width = call->channel_decay ? item->key_dim : 1, size = item->key_dim * item->value_dim;
+    const int64_t width = call->channel_decay ? item->key_dim : 1;
     vec *total = w->first;
-    clear_row(total, item->key_vectors);
-    if (call->d_final) {
-        const real *state = (const real *)call->final + index * size, *grad = (const real *)call->d_final + index * size;
-        for (int64_t row = 0; row < item->value_dim; row++)
-            for (int64_t c = 0; c < item->key_vectors; c++) {
-                const int64_t left = item->key_dim - c * LANES, offset = row * item->key_dim + c * LANES;
-                total[c] += load_lanes(state + offset, left) * load_lanes(grad + offset, left);
-            }
-    }
+    clear(total, item->key_vectors);
+    if (call->d_final) add_products(item, total, call->final, call->d_final);
+    if (call->d_final_running) add_products(item, total, call->final_running, call->d_final_running);
     if (!call->channel_decay) {
         for (int64_t c = 1; c < item->key_vectors; c++) total[0] += total[c];
         total[0] = broadcast(sum_lanes(total[0]));
@@ -496,9 +630,9 @@ static void finish_log_decay(const struct item *item, int64_t index, const struc
 
 static void backward_item(const struct call *call, int64_t index, const struct workspace *w) {
     const struct item item = item_of(call, index);
-    backward_through_state(&item, index, w);
+    backward_through_state(&item, w);
     backward_through_reads(&item, w);
-    if (call->d_log_decay) finish_log_decay(&item, index, w);
+    if (call->d_log_decay) finish_log_decay(&item, w);
 }
 
 typedef void (*item_function)(const struct call *, int64_t, const struct workspace *);

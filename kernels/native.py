@@ -26,30 +26,50 @@ from lifelong.kernels.native_library import (
     thread_count,
     view,
 )
-from lifelong.kernels.types import FastWeightCall, FastWeightOutput
+from lifelong.kernels.types import FastWeightCall, FastWeightOutput, MomentumState, State
 
 _ERROR_FUNCTIONS = {"squared": 0, "huber": 1, "power": 2}
 
-# The state at a reset has a leading axis of lives, or of 1 where they share it.
-_INPUTS = (
-    "Tensor query, Tensor key, Tensor value, Tensor write_rate, Tensor initial, Tensor? log_decay, Tensor? erase_key, "
-    "Tensor? start, Tensor? reset, Tensor? erase_heads, bool erase, bool error_before_decay, int error_function, "
-    "float error_parameter"
+# `running` is the momentum beside the weights. `start`, the state after a reset, has a leading axis of lives, or of 1.
+_TENSORS = (
+    "query",
+    "key",
+    "value",
+    "write_rate",
+    "initial",
+    "initial_running",
+    "log_decay",
+    "momentum",
+    "erase_key",
+    "start",
+    "reset",
+    "erase_heads",
 )
-_TENSOR_INPUTS = 10
-_START, _ERASE_HEADS = 7, 9
+_REQUIRED = 5
+_OVER_TIME = ("query", "key", "value", "write_rate", "log_decay", "momentum", "erase_key", "reset")
+_START, _ERASE_HEADS = _TENSORS.index("start"), _TENSORS.index("erase_heads")
+_INPUTS = ", ".join(
+    (
+        *(f"Tensor {name}" for name in _TENSORS[:_REQUIRED]),
+        *(f"Tensor? {name}" for name in _TENSORS[_REQUIRED:]),
+        "bool erase, bool error_before_decay, int error_function, float error_parameter",
+    )
+)
+_IN_PLACE = _INPUTS.replace("Tensor initial,", "Tensor(a!) initial,").replace(
+    "Tensor? initial_r", "Tensor(b!)? initial_r"
+)
+_STATES = "Tensor final, Tensor final_running"
 
 _operators = torch.library.Library("lifelong_native", "DEF")
-_operators.define(f"forward({_INPUTS}) -> (Tensor output, Tensor final, Tensor surprise, Tensor errors)")
+_operators.define(f"forward({_INPUTS}) -> (Tensor output, {_STATES}, Tensor surprise, Tensor errors)")
 _operators.define(
-    f"backward({_INPUTS}, Tensor final, Tensor surprise, Tensor errors, Tensor? d_output, Tensor? d_final, "
-    "Tensor? d_surprise) -> (Tensor d_query, Tensor d_key, Tensor d_value, Tensor d_write_rate, Tensor d_initial, "
-    "Tensor d_log_decay, Tensor d_erase_key, Tensor d_start)"
+    f"backward({_INPUTS}, {_STATES}, Tensor surprise, Tensor errors, Tensor? d_output, Tensor? d_final, "
+    "Tensor? d_final_running, Tensor? d_surprise) -> (Tensor d_query, Tensor d_key, Tensor d_value, "
+    "Tensor d_write_rate, Tensor d_initial, Tensor d_initial_running, Tensor d_log_decay, Tensor d_momentum, "
+    "Tensor d_erase_key, Tensor d_start)"
 )
-_operators.define(f"step({_INPUTS}) -> (Tensor output, Tensor final, Tensor surprise)")
-_operators.define(
-    f"step_({_INPUTS.replace('Tensor initial', 'Tensor(a!) initial')}) -> (Tensor output, Tensor surprise)"
-)
+_operators.define(f"step({_INPUTS}) -> (Tensor output, {_STATES}, Tensor surprise)")
+_operators.define(f"step_({_IN_PLACE}) -> (Tensor output, Tensor surprise)")
 
 
 @torch.compiler.assume_constant_result
@@ -67,49 +87,38 @@ def refusal(call: FastWeightCall) -> str | None:
     """Why the native kernels cannot serve the call, None if they can."""
     if call.query.device.type != "cpu":
         return f"the native kernels run on the CPU, and query is on {call.query.device}"
-    if call.momentum is not None:
-        return "the native kernels have no momentum"
     return _loading_problem()
 
 
 def attention(call: FastWeightCall) -> FastWeightOutput:
     """Serve a sequence call."""
-    token_dtype = call.value.dtype
-    call = call.in_state_dtype()
+    inputs = operator_inputs(call.in_state_dtype())
     run = _FastWeights.apply if _records() else torch.ops.lifelong_native.forward
-    output, final, surprise, _ = run(*operator_inputs(call))
-    return FastWeightOutput(output.to(token_dtype), final, surprise)
+    output, final, final_running, surprise, _ = run(*inputs)
+    return FastWeightOutput(output.to(call.value.dtype), _state(call, final, final_running), surprise)
 
 
 def step(call: FastWeightCall) -> FastWeightOutput:
     """Serve a step call. Without gradients the state is read and written once."""
-    token_dtype = call.value.dtype
-    call = call.in_state_dtype()
-    inputs = operator_inputs(call)
+    inputs = operator_inputs(call.in_state_dtype())
+    dtype = call.value.dtype
     if call.in_place:
         # The dispatcher costs 6 us of 20; what it is for happens only while compiling or with tensors of other kinds.
         plain = type(call.initial_weights) is Tensor and not torch.compiler.is_compiling()
         output, surprise = (_step_ if plain else torch.ops.lifelong_native.step_)(*inputs)
-        return FastWeightOutput(output.to(token_dtype), call.initial_weights, surprise)
+        state = _state(call, call.initial_weights, call.initial_momentum)
+        return FastWeightOutput(output.to(dtype), state, surprise)
     if not _records():
-        output, final, surprise = torch.ops.lifelong_native.step(*inputs)
-        return FastWeightOutput(output.to(token_dtype), final, surprise)
-    has_time = (True, True, True, True, False, True, True, False, True, False)
+        output, final, final_running, surprise = torch.ops.lifelong_native.step(*inputs)
+        return FastWeightOutput(output.to(dtype), _state(call, final, final_running), surprise)
+    count = len(_TENSORS)
     tensors = (
-        tensor.unsqueeze(1) if timed and tensor is not None else tensor
-        for timed, tensor in zip(has_time, inputs[:_TENSOR_INPUTS], strict=True)
+        tensor.unsqueeze(1) if name in _OVER_TIME and tensor is not None else tensor
+        for name, tensor in zip(_TENSORS, inputs[:count], strict=True)
     )
-    output, final, surprise, _ = _FastWeights.apply(*tensors, *inputs[_TENSOR_INPUTS:])
-    return FastWeightOutput(output.squeeze(1).to(token_dtype), final, surprise.squeeze(1))
-
-
-def _records() -> bool:
-    """Whether a derivative may be asked for, by reverse or forward mode or by a transform of torch.func."""
-    return (
-        torch.is_grad_enabled()
-        or forward_ad._current_level >= 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    output, final, final_running, surprise, _ = _FastWeights.apply(*tensors, *inputs[count:])
+    state = _state(call, final, final_running)
+    return FastWeightOutput(output.squeeze(1).to(dtype), state, surprise.squeeze(1))
 
 
 def operator_inputs(call: FastWeightCall) -> tuple[Any, ...]:
@@ -121,7 +130,9 @@ def operator_inputs(call: FastWeightCall) -> tuple[Any, ...]:
         call.value,
         call.write_rate,
         call.initial_weights,
+        call.initial_momentum,
         call.log_decay,
+        call.momentum,
         call.erase_key,
         None if call.reset_state is None else call.reset_state.unsqueeze(0),
         call.reset,
@@ -130,6 +141,22 @@ def operator_inputs(call: FastWeightCall) -> tuple[Any, ...]:
         call.error_before_decay,
         _ERROR_FUNCTIONS[call.error_function.name],
         call.error_function.parameter,
+    )
+
+
+def _state(call: FastWeightCall, weights: Tensor, running: Tensor | None) -> State:
+    if call.momentum is None:
+        return weights
+    assert running is not None
+    return MomentumState(weights, running)
+
+
+def _records() -> bool:
+    """Whether a derivative may be asked for, by reverse or forward mode or by a transform of torch.func."""
+    return (
+        torch.is_grad_enabled()
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
     )
 
 
@@ -142,36 +169,34 @@ class _FastWeights(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _, final, surprise, errors = output
+        _, final, final_running, surprise, errors = output
         ctx.mark_non_differentiable(errors)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:_TENSOR_INPUTS], final, surprise, errors)
-        ctx.options = inputs[_TENSOR_INPUTS:]
+        ctx.save_for_backward(*inputs[: len(_TENSORS)], final, final_running, surprise, errors)
+        ctx.options = inputs[len(_TENSORS) :]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_output: Any, d_final: Any, d_surprise: Any, _: Any) -> Any:
-        saved = ctx.saved_tensors
-        inputs, made = saved[:_TENSOR_INPUTS], saved[_TENSOR_INPUTS:]
-        *grads, d_log_decay, d_erase_key, d_start = torch.ops.lifelong_native.backward(
-            *inputs, *ctx.options, *made, d_output, d_final, d_surprise
+    def backward(ctx: Any, d_output: Any, d_final: Any, d_final_running: Any, d_surprise: Any, _: Any) -> Any:
+        inputs, made = ctx.saved_tensors[: len(_TENSORS)], ctx.saved_tensors[len(_TENSORS) :]
+        gradients = list(
+            torch.ops.lifelong_native.backward(
+                *inputs, *ctx.options, *made, d_output, d_final, d_final_running, d_surprise
+            )
         )
-        _, _, _, _, _, log_decay, erase_key, start, _, _ = inputs
+        start = inputs[_START]
         if start is not None and start.shape[0] == 1:
-            d_start = d_start.sum(0, keepdim=True)
-        return (
-            *grads,
-            None if log_decay is None else d_log_decay,
-            None if erase_key is None else d_erase_key,
-            None if start is None else d_start,
-            *(None,) * (2 + len(ctx.options)),
-        )
+            gradients[_START] = gradients[_START].sum(0, keepdim=True)
+        present = (None if tensor is None else grad for tensor, grad in zip(inputs, gradients, strict=False))
+        return *present, None, None, *(None for _ in ctx.options)
 
 
 def _fields(inputs: tuple[Any, ...], keep: list[Tensor], is_step: bool = False) -> tuple[float, ...]:
     """The part of the struct that the inputs fill. `keep` holds the copies that must outlive the call."""
-    query, key, value, write_rate, initial, log_decay, erase_key, start, reset, erase_heads = inputs[:_TENSOR_INPUTS]
-    erase, error_before_decay, error_function, error_parameter = inputs[_TENSOR_INPUTS:]
+    query, key, value, write_rate, initial, running, log_decay, momentum, erase_key, start, reset, erase_heads = inputs[
+        :12
+    ]
+    erase, error_before_decay, error_function, error_parameter = inputs[12:]
     lives, heads, value_dim, key_dim = initial.shape
     steps = 1 if is_step else query.shape[1]
     items = lives * heads
@@ -198,53 +223,58 @@ def _fields(inputs: tuple[Any, ...], keep: list[Tensor], is_step: bool = False) 
         *view(value, keep, is_step),
         *view(write_rate, keep, is_step),
         *view(log_decay, keep, is_step),
+        *view(momentum, keep, is_step),
         *view(erase_key, keep, is_step),
         *view(reset, keep, is_step),
         *start_view,
         pointer(erase_heads, keep),
         pointer(initial, keep),
+        pointer(running, keep),
     )
 
 
-def _forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    output, final, surprise, errors = made = _forward_shapes(*inputs)
+def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+    output, final, final_running, surprise, errors = made = _forward_shapes(*inputs)
     keep: list[Tensor] = []
-    addresses = (output.data_ptr(), errors.data_ptr(), surprise.data_ptr(), final.data_ptr())
+    addresses = (pointer(tensor, keep) for tensor in (output, errors, surprise, final, final_running))
     load_library(final.dtype).forward(*_fields(inputs, keep), *addresses, *NO_GRADIENTS)
     return made
 
 
-def _step(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    output, final, surprise = made = _step_shapes(*inputs)
+def _step(*inputs: Any) -> tuple[Tensor, ...]:
+    output, final, final_running, surprise = made = _step_shapes(*inputs)
     keep: list[Tensor] = []
-    addresses = (output.data_ptr(), 0, surprise.data_ptr(), final.data_ptr())
+    addresses = (output.data_ptr(), 0, surprise.data_ptr(), final.data_ptr(), pointer(final_running, keep))
     load_library(final.dtype).step(*_fields(inputs, keep, is_step=True), *addresses, *NO_GRADIENTS)
     return made
 
 
 def _step_(*inputs: Any) -> tuple[Tensor, Tensor]:
-    weights = inputs[4]
-    torch.autograd.graph.increment_version(weights)
+    weights, running = inputs[4:6]
     output, surprise = made = _in_place_step_shapes(*inputs)
     keep: list[Tensor] = []
-    addresses = (output.data_ptr(), 0, surprise.data_ptr(), weights.data_ptr())
+    addresses = (output.data_ptr(), 0, surprise.data_ptr(), weights.data_ptr(), pointer(running, keep))
     load_library(weights.dtype).step(*_fields(inputs, keep, is_step=True), *addresses, *NO_GRADIENTS)
+    torch.autograd.graph.increment_version(weights if running is None else (weights, running))
     return made
 
 
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs, others = arguments[:-6], arguments[-6:]
-    final, surprise, errors, d_output, d_final, d_surprise = others
+    inputs, others = arguments[:-8], arguments[-8:]
+    final, final_running, surprise, errors, d_output, d_final, d_final_running, d_surprise = others
     gradients = _backward_shapes(*arguments)
+    d_query, d_key, d_value, d_rate, d_initial, d_running, d_log_decay, d_momentum, d_erase_key, d_start = gradients
+    in_order = (d_query, d_key, d_value, d_rate, d_initial, d_log_decay, d_momentum, d_running, d_erase_key, d_start)
     keep: list[Tensor] = []
     load_library(final.dtype).backward(
         *_fields(inputs, keep),
         0,
-        *(pointer(tensor, keep) for tensor in (errors, surprise, final)),
+        *(pointer(tensor, keep) for tensor in (errors, surprise, final, final_running)),
         *view(d_output, keep),
         *view(d_surprise, keep),
         pointer(d_final, keep),
-        *(pointer(tensor, keep) for tensor in gradients),
+        pointer(d_final_running, keep),
+        *(pointer(tensor, keep) for tensor in in_order),
     )
     return gradients
 
@@ -254,14 +284,18 @@ def _empty(like: Tensor) -> Tensor:
     return torch.empty_like(like) if like.is_contiguous() else like.new_empty(like.shape)
 
 
-def _forward_shapes(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    value, write_rate, initial = inputs[2:5]
-    return _empty(value), _empty(initial), _empty(write_rate), _empty(value)
+def _empty_if(present: Tensor | None, like: Tensor) -> Tensor:
+    """An operator cannot return None: what is absent keeps only the axis of lives, which vmap folds and unfolds."""
+    return like.new_empty(like.shape[0], 0) if present is None else _empty(like)
 
 
-def _step_shapes(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    value, write_rate, initial = inputs[2:5]
-    return _empty(value), _empty(initial), _empty(write_rate)
+def _forward_shapes(*inputs: Any) -> tuple[Tensor, ...]:
+    value, write_rate, initial, running = inputs[2:6]
+    return _empty(value), _empty(initial), _empty_if(running, initial), _empty(write_rate), _empty(value)
+
+
+def _step_shapes(*inputs: Any) -> tuple[Tensor, ...]:
+    return _forward_shapes(*inputs)[:-1]
 
 
 def _in_place_step_shapes(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -270,12 +304,14 @@ def _in_place_step_shapes(*inputs: Any) -> tuple[Tensor, Tensor]:
 
 
 def _backward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
-    query, key, value, write_rate, initial, log_decay, erase_key, start = arguments[:8]
-    # Absent gradients keep an axis of lives, so that vmap can fold and unfold them like the rest.
-    optional = (log_decay, erase_key, None if start is None else initial)
+    query, key, value, write_rate, initial, running, log_decay, momentum, erase_key, start = arguments[:10]
     return (
         *map(_empty, (query, key, value, write_rate, initial)),
-        *(query.new_empty(query.shape[0], 0) if tensor is None else _empty(tensor) for tensor in optional),
+        _empty_if(running, initial),
+        _empty_if(log_decay, query if log_decay is None else log_decay),
+        _empty_if(momentum, write_rate),
+        _empty_if(erase_key, query),
+        _empty_if(start, initial),
     )
 
 
@@ -296,9 +332,9 @@ def _vmap(operator: Any) -> Any:
             mapped = argument.expand(count, *argument.shape) if dim is None else argument.movedim(dim, 0)
             if index == _START:
                 mapped = mapped.expand(-1, lives, -1, -1, -1)
-            folded[index] = mapped.reshape(-1, *mapped.shape[2:])
+            folded[index] = mapped.reshape(count * lives, *mapped.shape[2:])
         made = operator(*folded)
-        return tuple(tensor.unflatten(0, (count, -1)) for tensor in made), (0,) * len(made)
+        return tuple(tensor.unflatten(0, (count, lives)) for tensor in made), (0,) * len(made)
 
     return rule
 

@@ -21,23 +21,25 @@ struct call {
     int64_t error_function;
     double error_parameter;
 
-    struct view query, key, value, write_rate, log_decay, erase_key, reset;
+    struct view query, key, value, write_rate, log_decay, momentum, erase_key, reset;
     struct view start;          /* [life, head, value_dim, key_dim], the state after a reset; absent: zero */
     const uint8_t *erase_heads; /* [heads] */
     const void *initial;        /* [lives, heads, value_dim, key_dim] */
+    const void *initial_running; /* like initial; given exactly when momentum is */
 
     /* Made by the forward pass, read by the backward pass. All contiguous. */
     void *output, *errors; /* [lives, steps, heads, value_dim]; errors may be absent where no backward pass follows */
     void *surprise;        /* [lives, steps, heads] */
-    void *final;           /* like initial, and may be the same memory */
+    void *final, *final_running; /* like the initial ones, and may be the same memory */
 
     /* Read by the backward pass; each may be absent. */
     struct view d_output, d_surprise;
-    const void *d_final;
+    const void *d_final, *d_final_running;
 
     /* Made by the backward pass: contiguous, shaped like what they are gradients of (d_start has every life). The last
-     * three may be absent. */
-    void *d_query, *d_key, *d_value, *d_write_rate, *d_initial, *d_log_decay, *d_erase_key, *d_start;
+     * five may be absent. */
+    void *d_query, *d_key, *d_value, *d_write_rate, *d_initial;
+    void *d_log_decay, *d_momentum, *d_initial_running, *d_erase_key, *d_start;
 };
 
 #endif

@@ -25,12 +25,12 @@ WORK_PER_THREAD = 2**21
 # The struct of native_call.h, field for field. A view is the address and the strides over life, step and head.
 _VIEW = "4q"
 _SIZES, _OPTIONS = "6q", "4q d"
-_INPUTS = 8 * _VIEW + "2q"
-_MADE = "4q"
-_GRADIENTS = 2 * _VIEW + "9q"
+_INPUTS = 9 * _VIEW + "3q"
+_MADE = "5q"
+_GRADIENTS = 2 * _VIEW + "12q"
 _CALL = struct.Struct("@" + _SIZES + _OPTIONS + _INPUTS + _MADE + _GRADIENTS)
 NO_VIEW = (0, 0, 0, 0)
-NO_GRADIENTS = (0,) * (2 * 4 + 9)
+NO_GRADIENTS = (0,) * (2 * 4 + 12)
 
 
 class Library:

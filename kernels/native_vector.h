@@ -10,6 +10,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #ifndef LIFELONG_REAL_BYTES
 #error "compile with -DLIFELONG_REAL_BYTES=4 (float32) or 8 (float64)"
 #endif
@@ -78,6 +84,32 @@ typedef lane_index index_vec __attribute__((vector_size(VECTOR_BYTES)));
 INLINE vec zero_vector(void) { return (vec){0}; }
 
 INLINE vec broadcast(real value) { return zero_vector() + value; }
+
+/* a b + c, rounded once where the processor can. Elsewhere the compiler must not fuse: which of two products it picks
+ * would differ from place to place, and with it the last bit. */
+INLINE vec fused(const vec a, const vec b, const vec c) {
+#if LIFELONG_REAL_BYTES == 4
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+#else
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__aarch64__)
+    return (vec)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+#else
+    return a * b + c;
+#endif
+#endif
+}
 
 INLINE vec load_vector(const real *source) { return *(const unaligned_vec *)source; }
 

@@ -51,6 +51,16 @@ RULES: dict[str, dict[str, Any]] = {
         "erase": [False, True],
         "learned_reset": True,
     },
+    "momentum": {"momentum": True},
+    "momentum, no decay, no reset": {"momentum": True, "decay": None, "reset_rate": 0.0},
+    "momentum, error after decay, learned reset, mixed heads": {
+        "momentum": True,
+        "error_before_decay": False,
+        "learned_reset": True,
+        "erase": [False, True],
+    },
+    "momentum, decay per channel, separate erase key": {"momentum": True, "decay": "channel", "erase_key": True},
+    "momentum, huber": {"momentum": True, "error_function": huber(1.5), "learned_reset": True},
     "power": {"error_function": power(3.0), "decay": "channel"},
 }
 

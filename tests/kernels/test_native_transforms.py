@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lifelong.kernels import fast_weight_attention, fast_weight_step, native
+from lifelong.kernels import MomentumState, fast_weight_attention, fast_weight_step, native
 from lifelong.kernels.native import available
-from lifelong.kernels.types import SQUARED
-from lifelong.kernels.validation import build_call
 
 from .inputs import Inputs, assert_close, make_inputs
 
@@ -25,29 +23,38 @@ FULL: dict[str, Any] = {"decay": "channel", "erase_key": True, "learned_reset": 
 def loss_of(tensors: dict[str, Tensor], inputs: Inputs) -> Tensor:
     """A scalar of everything that a call returns, as a function of its floating-point arguments."""
     arguments = inputs.keywords() | {name: t for name, t in tensors.items() if name not in ("weights", "running")}
-    result = fast_weight_attention(initial_state=tensors["weights"], implementation="native", **arguments)
-    return result.output.square().sum() + result.surprise.sum() + result.state.sin().sum()
+    state = MomentumState(tensors["weights"], tensors["running"]) if "running" in tensors else tensors["weights"]
+    result = fast_weight_attention(initial_state=state, implementation="native", **arguments)
+    states = result.state if isinstance(result.state, MomentumState) else (result.state,)
+    return result.output.square().sum() + result.surprise.sum() + sum(state.sin().sum() for state in states)
 
 
-@pytest.mark.parametrize("options", [{}, FULL], ids=["gated delta", "everything"])
-def test_the_operators_pass_the_checks_of_torch_library(options: dict[str, Any]) -> None:
+EVERY = pytest.mark.parametrize(
+    "options", [{}, FULL, FULL | {"momentum": True}], ids=["gated delta", "everything", "everything with momentum"]
+)
 
+
+@EVERY
+def test_the_operators_pass_the_checks_of_torch_library(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     inputs = make_inputs(2, 5, 2, 8, 6, **options).to(torch.float32)
-    keywords = inputs.keywords()
-    call = build_call(
-        keywords["query"], keywords["key"], keywords["value"], keywords["write_rate"], keywords["log_decay"], None,
-        keywords.get("erase", True), keywords["reset"], inputs.weights, erase_key=keywords["erase_key"],
-        error_before_decay=None, error_function=SQUARED, reset_state=keywords["reset_state"], is_step=False,
-    )  # fmt: skip
-    arguments = native.operator_inputs(call)
+    calls: list[tuple[Any, ...]] = []
+    original = native.operator_inputs
+    monkeypatch.setattr(native, "operator_inputs", lambda call: calls.append(original(call)) or calls[-1])
+    inputs.run("native")
+    (arguments,) = calls
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.lifelong_native.forward.default, arguments, test_utils=checks)
-    made = torch.ops.lifelong_native.forward(*arguments)
-    saved = (made[1], made[2], made[3], torch.ones_like(made[0]), torch.ones_like(made[1]), None)
-    torch.library.opcheck(torch.ops.lifelong_native.backward.default, (*arguments, *saved), test_utils=checks)
+    output, final, running, surprise, errors = torch.ops.lifelong_native.forward(*arguments)
+    saved = (final, running, surprise, errors)
+    d_running = torch.ones_like(running) if running.numel() else None
+    gradients = (torch.ones_like(output), torch.ones_like(final), d_running, None)
+    operator = torch.ops.lifelong_native.backward.default
+    torch.library.opcheck(operator, (*arguments, *saved, *gradients), test_utils=checks)
 
 
-@pytest.mark.parametrize("options", [{}, FULL], ids=["gated delta", "everything"])
+@EVERY
 def test_compiled_without_graph_breaks_it_gives_the_same_numbers(options: dict[str, Any]) -> None:
     inputs = make_inputs(2, 9, 2, 8, 6, **options)
 
@@ -77,7 +84,7 @@ def test_a_compiled_step_in_place_changes_the_state() -> None:
     assert torch.equal(compiled, eager)
 
 
-@pytest.mark.parametrize("options", [{}, FULL], ids=["gated delta", "everything"])
+@EVERY
 @pytest.mark.parametrize("mapped", ["all", "query", "reset_state"])
 def test_vmap_of_grad_is_the_loop_over_grads(options: dict[str, Any], mapped: str) -> None:
     if mapped == "reset_state" and not options:
