@@ -48,7 +48,7 @@ class _Lengthened(NamedTuple):
     def spread(self, steps: Tensor) -> Tensor:
         """[B, T, D] -> [B, length, D], zero at the blanks and behind the last step."""
         batch, _, width = steps.shape
-        spread = steps.new_zeros(batch * self.length, width).index_copy(0, self.position, steps.reshape(-1, width))
+        spread = steps.new_zeros(batch * self.length, width).index_copy_(0, self.position, steps.reshape(-1, width))
         return spread.view(batch, self.length, width)
 
     def collect(self, spread: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ class FastWeightLayer(nn.Module):
         )
 
     def _project(self, features: Tensor) -> list[Tensor]:
-        """Everything that is a linear function of the token, [..., width] each, and queries and keys as unit vectors."""
+        """Everything that is a linear function of the token, [..., width] each; queries and keys as unit vectors."""
         per_head = (self.heads, self.key_dim)
         if not torch.is_grad_enabled():
             widths = [self._widths[0] + self._widths[1], *self._widths[2:]]
