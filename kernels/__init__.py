@@ -2,6 +2,7 @@
 
 from lifelong.kernels.api import fast_weight_attention, fast_weight_step, implementation_names
 from lifelong.kernels.mesa import MesaOutput, MesaState, mesa_attention
+from lifelong.kernels.mlp_memory import MLPMemoryOutput, MLPMemoryState, mlp_memory
 from lifelong.kernels.rules import (
     MLSTMOutput,
     MLSTMState,
@@ -19,6 +20,8 @@ from lifelong.kernels.validation import huber, power
 __all__ = [
     "ErrorFunction",
     "FastWeightOutput",
+    "MLPMemoryOutput",
+    "MLPMemoryState",
     "MLSTMOutput",
     "MLSTMState",
     "MesaOutput",
@@ -33,6 +36,7 @@ __all__ = [
     "implementation_names",
     "implicit_write_rate",
     "mesa_attention",
+    "mlp_memory",
     "mlstm_attention",
     "mlstm_step",
     "normalised_attention",

@@ -3,8 +3,8 @@
     H_t = a_t H_{t-1} + b_t k_t k_t^T          V_t = a_t V_{t-1} + b_t v_t k_t^T
     out_t = V_t (H_t + Lambda)^{-1} q_t
 
-is S q_t for S = argmin_S sum_{s <= t} w_ts |S k_s - v_s|^2 + |S Lambda^{1/2}|^2, w_ts = b_s a_{s+1} ... a_t (MesaNet, von
-Oswald et al. 2025). The state is the two running moments; a reset drops both.
+is S q_t for S = argmin_S sum_{s <= t} w_ts |S k_s - v_s|^2 + |S Lambda^{1/2}|^2, w_ts = b_s a_{s+1} ... a_t (MesaNet,
+von Oswald et al. 2025). The state is the two running moments; a reset drops both.
 
 `reference` solves directly, step by step. `chunked` runs conjugate gradients for all steps at once, on the moments at
 the entries of the chunks, in float32 or float64: the systems are too ill-conditioned for less. The gradient is that of
