@@ -11,6 +11,13 @@ from lifelong.kernels import chunked, native, reference, triton_attention
 from lifelong.kernels.types import SQUARED, ErrorFunction, FastWeightCall, FastWeightOutput, Implementation, State
 from lifelong.kernels.validation import build_call
 
+_IMPLEMENTATIONS: dict[str, Implementation] = {
+    "reference": reference,
+    "chunked": chunked,
+    "native": native,
+    "triton": triton_attention,
+}
+
 
 def fast_weight_attention(
     query: Tensor,
@@ -110,7 +117,7 @@ def fast_weight_step(
 
 def implementation_names() -> tuple[str, ...]:
     """The names that `implementation=` takes, besides `"auto"`."""
-    return ("reference", "chunked", "native", "triton")
+    return tuple(_IMPLEMENTATIONS)
 
 
 def choose(call: FastWeightCall, implementation: str) -> Implementation:
@@ -122,28 +129,17 @@ def choose(call: FastWeightCall, implementation: str) -> Implementation:
     Raises:
         ValueError: the name is unknown, or the implementation refuses the call; the message says why.
     """
-    if implementation != "auto":
-        module = _module(implementation)
-        reason = module.refusal(call)
-        if reason is not None:
-            raise ValueError(f'implementation="{implementation}" cannot serve this call: {reason}')
-        return module
-    for name in ("triton" if call.query.is_cuda else "native", "chunked"):
-        module = _module(name)
-        if module.refusal(call) is None:
-            return module
-    return reference
-
-
-def _module(name: str) -> Implementation:
-    if name == "reference":
+    if implementation == "auto":
+        for name in ("triton" if call.query.is_cuda else "native", "chunked"):
+            if _IMPLEMENTATIONS[name].refusal(call) is None:
+                return _IMPLEMENTATIONS[name]
         return reference
-    if name == "chunked":
-        return chunked
-    if name == "native":
-        return native
-    if name == "triton":
-        return triton_attention
-    close = get_close_matches(name, [*implementation_names(), "auto"], n=1)
-    hint = f'; did you mean "{close[0]}"?' if close else ""
-    raise ValueError(f'implementation must be one of auto, {", ".join(implementation_names())}, got "{name}"{hint}')
+    if implementation not in _IMPLEMENTATIONS:
+        close = get_close_matches(implementation, ["auto", *_IMPLEMENTATIONS], n=1)
+        hint = f'; did you mean "{close[0]}"?' if close else ""
+        names = ", ".join(["auto", *_IMPLEMENTATIONS])
+        raise ValueError(f'implementation must be one of {names}, got "{implementation}"{hint}')
+    reason = _IMPLEMENTATIONS[implementation].refusal(call)
+    if reason is not None:
+        raise ValueError(f'implementation="{implementation}" cannot serve this call: {reason}')
+    return _IMPLEMENTATIONS[implementation]

@@ -1,4 +1,4 @@
-"""The networks that `mlp_memory` trains: one or two layers, with or without residual and layer norm; gradients written out."""
+"""The networks that `mlp_memory` trains: one or two layers, with or without residual and layer norm."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _gelu_slope(hidden: Tensor) -> Tensor:
 
 
 def orthogonalise(matrices: Tensor, iterations: int) -> Tensor:
-    """Push singular values of `[..., out, in]` towards one: the quintic Newton-Schulz iteration of Muon (Jordan 2024)."""
+    """Push singular values of `[..., out, in]` towards one by the Newton-Schulz iteration of Muon (Jordan 2024)."""
     wide = matrices.shape[-2] <= matrices.shape[-1]
     x = matrices if wide else matrices.mT
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
