@@ -28,9 +28,7 @@ from minigrid.core.grid import Grid
 from minigrid.core.world_object import Ball, Box, Door, Floor, Goal, Key, Lava, Wall
 from minigrid.minigrid_env import MiniGridEnv
 
-_KNOWN = frozenset(
-    {Wall, Floor, Goal, Lava, Key, Ball, Box, Door}
-)  # all but Door look the same for as long as they exist
+_FIXED = frozenset({type(None), Wall, Floor, Goal, Lava, Key, Ball, Box})  # cells that stay as they are
 _EMPTY_CODE = (OBJECT_TO_IDX["empty"], 0, 0)
 _EMPTY = np.array(_EMPTY_CODE, np.uint8)
 _WALL = np.array(Wall().encode(), np.uint8)
@@ -52,6 +50,8 @@ class PartialView:
         self.refusal = _overridden(type(environment), MiniGridEnv, ("gen_obs", "gen_obs_grid", "get_view_exts"))
         self._stock = type(environment).__module__.startswith("minigrid.")
         self._grid: Grid | None = None
+        self._doors: list[tuple[int, Any, bool, bool]] = []
+        self._watched: list[tuple[int, Any, Any]] = []
 
     def install(self) -> PartialView:
         """Make this the environment's ``gen_obs``; warns where the environment keeps its own."""
@@ -69,7 +69,7 @@ class PartialView:
             self._adopt(grid, view)
         if self.refusal is not None:
             return type(environment).gen_obs(environment)
-        # Changes in place come first: writing notes anew how every object stands.
+        # Changes in place come first: the notes on them are renewed when cells change.
         changed = [
             i for i, door, is_open, is_locked in self._doors if door.is_open != is_open or door.is_locked != is_locked
         ]
@@ -94,10 +94,12 @@ class PartialView:
 
     def _adopt(self, grid: Grid, view: int) -> None:
         """Start on a new grid: allocate its array, all walls, and the four orientations of it."""
-        refusal = _overridden(type(grid), Grid, ("slice", "rotate_left", "process_vis", "encode", "get"))
-        if refusal is not None and refusal != self.refusal:
-            self.refusal = refusal
-            self._warn()
+        if self.refusal is None:
+            self.refusal = _overridden(type(grid), Grid, ("slice", "rotate_left", "process_vis", "encode", "get"))
+            if self.refusal is not None:
+                self._warn()
+        if self.refusal is not None:
+            return
         self._grid, self._view, self._width, self._height = grid, view, grid.width, grid.height
         border = view - 1
         shape = (grid.width + 2 * border, grid.height + 2 * border)
@@ -114,22 +116,28 @@ class PartialView:
         assert self._grid is not None
         cells, old = self._grid.grid, self._cells
         self._cells = list(cells)
-        self._write([i for i, cell in enumerate(cells) if i >= len(old) or cell is not old[i]])
+        if len(old) != len(cells):
+            self._write(list(range(len(cells))))
+        else:
+            self._write([i for i, (new, before) in enumerate(zip(cells, old, strict=True)) if new is not before])
 
     def _write(self, indices: list[int]) -> None:
-        """Encode the cells at ``indices`` and note how each of the changeable ones stands."""
+        """Encode the cells at ``indices``; where one holds an object that can change in place, renew the notes."""
         cells = self._cells
         codes = [_EMPTY_CODE if cells[i] is None else cells[i].encode() for i in indices]
         opaque = [cells[i] is not None and not cells[i].see_behind() for i in indices]
         rows, columns = np.divmod(indices, self._width)
         self._codes[columns, rows] = codes
         self._opaque[columns, rows] = opaque
-        present = [(i, cell) for i, cell in enumerate(cells) if cell is not None]
+        if not self._stock or any(type(cells[i]) not in _FIXED for i in indices):
+            self._note()
+
+    def _note(self) -> None:
+        """Note how the objects that can change in place stand now."""
+        present = [(i, cell) for i, cell in enumerate(self._cells) if cell is not None]
         if self._stock:
             self._doors = [(i, cell, cell.is_open, cell.is_locked) for i, cell in present if type(cell) is Door]
-            present = [(i, cell) for i, cell in present if type(cell) not in _KNOWN]
-        else:
-            self._doors = []
+            present = [(i, cell) for i, cell in present if type(cell) is not Door and type(cell) not in _FIXED]
         self._watched = [(i, cell, (cell.encode(), cell.see_behind())) for i, cell in present]
 
     def _warn(self) -> None:
@@ -138,7 +146,8 @@ class PartialView:
         warnings.warn(f"{name} keeps its own, slower observation: {self.refusal}", stacklevel=2)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"environment": self.environment, "refusal": self.refusal, "_stock": self._stock, "_grid": None}
+        kept = {"environment": self.environment, "refusal": self.refusal, "_stock": self._stock}
+        return {**kept, "_grid": None, "_doors": [], "_watched": []}
 
 
 def _overridden(cls: type, base: type, methods: tuple[str, ...]) -> str | None:

@@ -192,6 +192,7 @@ def test_counters_pass_the_limits_of_32_bit_integers() -> None:
     env = clocks({}, num_lives=2, reset_memory="life", life_steps=2**32 + 2)
     env.reset()
     state = env.state_dict()
+    assert state["life_step"].dtype == torch.int64
     state["life_step"] = torch.tensor([2**32, 2**31 - 1])
     env.load_state_dict(state)
     cuts = [env.step(noop(env)).truncated.tolist() for _ in range(3)]
@@ -316,12 +317,13 @@ def test_a_fault_names_the_environment_and_the_step(failure: str, at: int, messa
     assert "\n" not in str(caught.value)
 
 
-def test_an_observation_outside_its_categories_is_a_fault() -> None:
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_observation_outside_its_categories_is_a_fault(sign: int) -> None:
     class Outside(Clock):
-        observation_space = spaces.Discrete(3)
+        observation_space = spaces.Discrete(3, start=0 if sign > 0 else -2)
 
         def show(self) -> int:  # type: ignore[override]
-            return self.time
+            return sign * self.time
 
     env = wrap([Outside(), Outside()])
     env.reset()

@@ -235,7 +235,7 @@ def test_mission_tokens_name_the_words_and_pad_to_the_length() -> None:
 def test_the_vocabulary_knows_every_word_and_the_longest_mission(capsys: pytest.CaptureFixture[str]) -> None:
     longest = 0
     for id in minigrid_ids():
-        env = minigrid(id, num_lives=6, mission="tokens")
+        env = minigrid(id, num_lives=3, mission="tokens")
         tokens = env.reset()["mission"]
         assert not (tokens == 1).any(), id
         longest = max(longest, int((tokens > 0).sum(-1).max()))

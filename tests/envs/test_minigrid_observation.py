@@ -11,6 +11,7 @@ import minigrid  # noqa: F401  (registers the ids)
 import numpy as np
 import pytest
 from gymnasium.envs.registration import registry
+from gymnasium.error import DependencyNotInstalled
 from minigrid.core.grid import Grid
 from minigrid.core.mission import MissionSpace
 from minigrid.core.world_object import Ball, Box, Door, Floor, Goal, Key, Lava, Wall, WorldObj
@@ -49,10 +50,12 @@ def walk(stock: Any, fast: Any, steps: int, seed: int) -> None:
 
 @pytest.mark.parametrize("id", IDS)
 def test_observation_reward_and_flags_equal_the_stock_environments(id: str) -> None:
-    if "WFC" in id:
-        pytest.importorskip("imageio", reason="MiniGrid's WFC levels need imageio and networkx")
-        pytest.importorskip("networkx", reason="MiniGrid's WFC levels need imageio and networkx")
     stock, fast = make(id), make(id)
+    if "WFC" in id:
+        try:
+            stock.reset(seed=0)
+        except (DependencyNotInstalled, FileNotFoundError) as error:  # 3.2.0 comes without the pattern images
+            pytest.skip(f"MiniGrid's WFC levels need packages and images that are missing here: {error}")
     view = PartialView(fast).install()
     assert view.refusal is None
     with contextlib.redirect_stdout(None):
@@ -159,6 +162,39 @@ def test_every_way_in_which_a_grid_can_change_is_seen(seed: int, options: dict[s
 @pytest.mark.parametrize("seed", range(6))
 def test_objects_of_foreign_classes_are_encoded_at_each_step(seed: int) -> None:
     same_walk(Blinking, 200, seed)
+
+
+def test_a_door_that_anything_opens_or_unlocks_in_place_is_seen() -> None:
+    environment = make("MiniGrid-DoorKey-6x6-v0")
+    PartialView(environment).install()
+    environment.reset(seed=0)
+    environment.agent_view_size = 11  # the door stands in view
+    door = next(cell for cell in environment.grid.grid if type(cell) is Door)
+    x, y = next((i % 6, i // 6) for i, cell in enumerate(environment.grid.grid) if cell is door)
+    environment.agent_pos, environment.agent_dir = (x - 1, y), 0
+    states = set()
+    for door.is_locked, door.is_open in [(True, False), (False, False), (False, True), (True, False), (False, False)]:
+        seen = environment.gen_obs()
+        assert_equal(seen, MiniGridEnv.gen_obs(environment))
+        states.add(int(seen["image"][5, 9, 2]))
+    assert states == {0, 1, 2}
+
+
+def test_an_object_that_moves_and_is_then_repainted_is_seen() -> None:
+    environment = Zoo(view_size=7)
+    PartialView(environment).install()
+    environment.reset(seed=1)
+    cells = environment.grid.grid
+    before = next(i for i, cell in enumerate(cells) if type(cell) is Ball)
+    x, y = environment.front_pos
+    after = y * environment.grid.width + x
+    ball, cells[before] = cells[before], None
+    cells[after] = ball
+    seen = [environment.gen_obs()]
+    ball.color = "yellow"
+    seen.append(environment.gen_obs())
+    assert_equal(seen[1], MiniGridEnv.gen_obs(environment))
+    assert [observation["image"][3, 5].tolist() for observation in seen] == [[6, 3, 0], [6, 4, 0]]
 
 
 @pytest.mark.parametrize("view_size", [3, 5, 7, 9])
