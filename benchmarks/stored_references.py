@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from lifelong.envs.drift_bandit import simulate_filter_rate
+from lifelong.envs.drift_torus import simulate_elimination_rate
+from lifelong.envs.drift_torus_learners import MemorylessTorus
 from lifelong.envs.switching_bandit import simulate_ideal_rate
 
 
@@ -14,6 +16,13 @@ def main() -> None:
     print(f"switching_bandit, default options, ideal learner: {ideal.mean:.5f} +- {ideal.standard_error:.5f}")
     filtered = simulate_filter_rate(5, 0.9, 0.1, 0.01, told=False, lives=8192, steps=5000, seed=2026)
     print(f"drift_bandit, default options, ideal learner: {filtered.mean:.5f} +- {filtered.standard_error:.5f}")
+    learner = simulate_elimination_rate(5, 2, 0.001, lives=2048, steps=10_000, seed=2026)
+    print(f"drift_torus, default options, learner by elimination: {learner.mean:.5f} +- {learner.standard_error:.5f}")
+    for gears, starts in ((1, 8), (2, 4)):
+        best, _ = MemorylessTorus(5, gears, 0.001).best(starts, iterations=400)
+        print(
+            f"drift_torus, size=5 gears={gears} hazard=0.001, best policy without memory found: {best:.5f}", flush=True
+        )
 
 
 if __name__ == "__main__":

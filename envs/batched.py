@@ -62,6 +62,7 @@ class TensorEnv(BatchedEnv, Generic[World]):
     world_type: type[World]
     num_actions: int
     observation_size: int
+    observation_bound: float = 1.0  # no entry of an observation is larger in magnitude
 
     def __init__(
         self,
@@ -154,15 +155,26 @@ class TensorEnv(BatchedEnv, Generic[World]):
         return after, Step(observation, change.reward, terminated, truncated, soft_reset, final_observation, privileged)
 
     def reset(self) -> Observation:
-        if self._state is None:
-            self._state = self.initial_state()
-        else:  # the streams go on: new lives, not the first ones again
-            born = self.begin(self._draw_birth(self._state))
-            zeros = torch.zeros_like(self._state.life_step)
-            self._state = self._state._replace(
-                clock=self._state.clock + 1, life_step=zeros, life_return=zeros.to(torch.float64), world=born
-            )
-        return self.observe(self._state.world)
+        if self._state is not None:  # the streams go on: new lives, not the first ones again
+            return self.reset_lives(torch.ones(self.num_lives, dtype=torch.bool, device=self.device))
+        self._state = self.initial_state()
+        return self.observation
+
+    def reset_lives(self, which: Tensor) -> Observation:
+        """Begin new lives where ``which`` [B] bool, let the others go on, and return what all see."""
+        state = self.state
+        self._state = state._replace(
+            clock=state.clock + which,  # the other lives are the same as without this reset
+            life_step=state.life_step.masked_fill(which, 0),
+            life_return=state.life_return.masked_fill(which, 0.0),
+            world=self._select(which, self.begin(self._draw_birth(state)), state.world),
+        )
+        return self.observation
+
+    def reseed(self, seed: int) -> None:
+        """Start the random streams from another seed; the next call is ``reset``, or ``load_state_dict``."""
+        self.seed = check_count(self.name, "seed", seed, low=0)
+        self._state = None
 
     def step(self, action: Tensor) -> Step:
         self._check_action(action)
@@ -175,6 +187,16 @@ class TensorEnv(BatchedEnv, Generic[World]):
         if self._state is None:
             raise RuntimeError(f"{self.name}: call reset() or load_state_dict() first")
         return self._state
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a state: ``reset`` or ``load_state_dict`` was called."""
+        return self._state is not None
+
+    @property
+    def observation(self) -> Observation:
+        """What the agent sees at present."""
+        return self.observe(self.state.world)
 
     @property
     def privileged(self) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 from lifelong.envs.associative_recall import AssociativeRecall
 from lifelong.envs.batched import TensorEnv
 from lifelong.envs.drift_bandit import DriftBandit
+from lifelong.envs.drift_torus import DriftTorus
 from lifelong.envs.long_tmaze import LongTMaze
 from lifelong.envs.recall_stream import RecallStream
 from lifelong.envs.switching_bandit import SwitchingBandit
@@ -14,6 +15,7 @@ from lifelong.envs.switching_bandit import SwitchingBandit
 BATCHED_ENVS: tuple[type[TensorEnv[Any]], ...] = (
     AssociativeRecall,
     DriftBandit,
+    DriftTorus,
     LongTMaze,
     RecallStream,
     SwitchingBandit,

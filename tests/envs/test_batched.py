@@ -58,7 +58,7 @@ def assert_matches_spec(env: TensorEnv[Any], observation: Observation) -> None:
     for key, value in observation.items():
         spec = env.observation_spec[key]
         assert (value.shape, value.dtype) == ((env.num_lives, *spec.shape), spec.dtype)
-        assert bool(value.isfinite().all())
+        assert bool((value.abs() <= env.observation_bound).all())
 
 
 def rows(observation: Observation, lives: slice) -> Observation:
@@ -231,6 +231,36 @@ def test_a_stretch_of_an_open_loop_environment_is_what_stepping_shows(name: str)
         streamed.stream(0)
     with pytest.raises(ValueError, match="life_steps=9 is set"):
         build(name, life_steps=9).stream(5)  # type: ignore[attr-defined]
+
+
+@every_env
+def test_new_lives_begin_where_asked_and_the_others_go_on_as_they_would(name: str) -> None:
+    env, untouched = build(name), build(name)
+    env.reset(), untouched.reset()
+    plan = actions(env, 60)
+    run(env, plan[:20]), run(untouched, plan[:20])
+    which = torch.tensor([False, True, False, True])
+    seen = env.reset_lives(which)
+    assert env.state.life_step[which].eq(0).all()
+    assert env.state.life_return[which].eq(0).all()
+    assert all(torch.equal(seen[key][~which], untouched.observation[key][~which]) for key in seen)
+    for action in plan[20:]:
+        left, right = env.step(action), untouched.step(action)
+        assert torch.equal(left.reward[~which], right.reward[~which])
+        assert all(torch.equal(left.observation[key][~which], right.observation[key][~which]) for key in seen)
+
+
+@every_env
+def test_another_seed_can_be_given_and_the_first_comes_back(name: str) -> None:
+    env = build(name, num_lives=16, seed=1)
+    first = env.reset(), env.state
+    env.reseed(2)
+    assert not env.begun
+    env.reset()
+    assert not all(torch.equal(a, b) for a, b in zip(first[1].world, env.state.world, strict=True))
+    env.reseed(1)
+    again = env.reset()
+    assert all(torch.equal(first[0][key], again[key]) for key in again)
 
 
 @every_env
