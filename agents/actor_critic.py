@@ -72,7 +72,7 @@ class ActorCritic(nn.Module):
         self.action_head = make_action_head(action_spec)
         self.token = nn.Linear(2 * core.dim + self.action_head.encoding_size + 3, core.dim)
         with torch.no_grad():
-            # Each part of the transition enters with the same weight: an embedding of norm sqrt(D), one action, one number.
+            # Each part of the transition enters with the same weight: embeddings of norm sqrt(D), an action, a number.
             self.token.weight.normal_(std=0.15)
             self.token.weight[:, : 2 * core.dim] *= core.dim**-0.5
             self.token.bias.zero_()

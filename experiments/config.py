@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import inspect
 from dataclasses import dataclass, field
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -182,7 +181,6 @@ def _name_environment(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return result
 
 
-@cache
 def _gymnasium_ids() -> list[str]:
     import minigrid  # noqa: F401 - registers its ids; not needed where none is asked for
 

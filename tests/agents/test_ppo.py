@@ -30,7 +30,7 @@ def make_segment(reward, value, next_value, terminated, truncated) -> TensorDict
 
 
 def test_advantages_bootstrap_at_truncations_stop_at_terminations_and_run_through_soft_resets():
-    """gamma = lambda = 1/2. Step 1 is truncated (final observation worth 8), step 3 terminates, step 2 may reset softly.
+    """gamma = lambda = 1/2. Step 1 is truncated (final observation worth 8), step 3 terminates.
 
     delta = r + gamma V' (1 - terminated) - V:
       d4 = 1 + .5 * 6 - 2 = 2                     A4 = 2
