@@ -98,6 +98,8 @@ class FastWeightCall:
     @property
     def requires_grad(self) -> bool:
         """Whether autograd would record this call."""
+        if not torch.is_grad_enabled():
+            return False
         tensors = (
             self.query,
             self.key,
@@ -110,7 +112,7 @@ class FastWeightCall:
             self.erase_key,
             self.reset_state,
         )
-        return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+        return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
     def in_state_dtype(self) -> FastWeightCall:
         """The same call with query, keys and value converted to `state_dtype`."""

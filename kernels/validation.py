@@ -41,42 +41,44 @@ def build_call(
         raise ValueError(f"query must be a non-empty tensor {layout}, got {_describe(query)}")
     dtype = _state_dtype(query)
     device = query.device
-    rows, key_width = query.shape[:-1], query.shape[-1]
+    shape = query.shape
+    rows = shape[:-1]
     if not isinstance(value, Tensor) or value.dim() != query.dim() or value.numel() == 0:
         raise ValueError(f"value must be a non-empty tensor {layout}, got {_describe(value)}")
-    state_shape = (rows[0], rows[-1], value.shape[-1], key_width)
+    value_width = value.shape[-1]
+    state_shape = (rows[0], rows[-1], value_width, shape[-1])
 
-    _check("key", key, query.shape, dtype, device)
-    _check("value", value, (*rows, value.shape[-1]), dtype, device)
+    _check("key", key, shape, dtype, device)
+    _check("value", value, (*rows, value_width), dtype, device)
     _check("write_rate", write_rate, rows, dtype, device)
     if erase_key is not None:
-        _check("erase_key", erase_key, query.shape, dtype, device)
+        _check("erase_key", erase_key, shape, dtype, device)
     if log_decay is not None:
-        per_channel = isinstance(log_decay, Tensor) and log_decay.dim() == query.dim()
-        _check("log_decay", log_decay, query.shape if per_channel else rows, dtype, device)
-        log_decay = log_decay.to(dtype)
+        per_channel = isinstance(log_decay, Tensor) and log_decay.dim() == len(shape)
+        _check("log_decay", log_decay, shape if per_channel else rows, dtype, device)
+        log_decay = _converted(log_decay, dtype)
     if momentum is not None:
         _check("momentum", momentum, rows, dtype, device)
-        momentum = momentum.to(dtype)
+        momentum = _converted(momentum, dtype)
     if reset is not None:
         _check_reset(reset, rows[:-1], device)
     if reset_state is not None:
         _check("reset_state", reset_state, state_shape[1:], dtype, device)
-        reset_state = reset_state.to(dtype)
+        reset_state = _converted(reset_state, dtype)
     if not isinstance(error_function, ErrorFunction):
         raise ValueError(f"error_function must be an ErrorFunction such as huber(1.0), got {error_function!r}")
     state_name = "state" if is_step else "initial_state"
     weights, running = _split_state(state_name, initial_state, state_shape, momentum is not None, dtype, device)
     if in_place and initial_state is None:
         raise ValueError(f"in_place=True overwrites {state_name}, got {state_name}=None")
-    if in_place and not all(part is None or part.is_contiguous() for part in (weights, running)):
+    if in_place and not (weights.is_contiguous() and (running is None or running.is_contiguous())):
         raise ValueError(f"in_place=True needs a contiguous {state_name}, got one with gaps or a permuted layout")
 
     call = FastWeightCall(
         query=query,
         key=key,
         value=value,
-        write_rate=write_rate.to(dtype),
+        write_rate=_converted(write_rate, dtype),
         initial_weights=weights,
         log_decay=log_decay,
         momentum=momentum,
@@ -124,18 +126,23 @@ def _state_dtype(query: Tensor) -> torch.dtype:
     return torch.float32
 
 
-def _check(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-    if not isinstance(tensor, Tensor) or tensor.shape != tuple(shape):
+def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    if not isinstance(tensor, Tensor) or tensor.shape != shape:
         raise ValueError(f"{name} must be a tensor of shape {list(shape)}, got {_describe(tensor)}")
-    if tensor.dtype != dtype and (dtype == torch.float64 or tensor.dtype not in _SINGLE_PRECISION):
+    if tensor.dtype is not dtype and (dtype == torch.float64 or tensor.dtype not in _SINGLE_PRECISION):
         allowed = "float64, as query is" if dtype == torch.float64 else "float32, bfloat16 or float16"
         raise ValueError(f"{name} must be {allowed}, got {tensor.dtype}")
     if tensor.device != device:
         raise ValueError(f"{name} must be on {device}, where query is, got {tensor.device}")
 
 
-def _check_reset(reset: Tensor, shape: Sequence[int], device: torch.device) -> None:
-    if not isinstance(reset, Tensor) or reset.shape != tuple(shape) or reset.dtype != torch.bool:
+def _converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    # `to` costs a microsecond even where it has nothing to do, and a step of one life takes fifty.
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)
+
+
+def _check_reset(reset: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
+    if not isinstance(reset, Tensor) or reset.shape != shape or reset.dtype is not torch.bool:
         raise ValueError(f"reset must be a bool tensor of shape {list(shape)}, got {_describe(reset)}")
     if reset.device != device:
         raise ValueError(f"reset must be on {device}, where query is, got {reset.device}")
@@ -159,7 +166,7 @@ def _erase(erase: bool | Tensor | Sequence[bool], heads: int, device: torch.devi
 def _split_state(
     name: str,
     state: State | None,
-    shape: Sequence[int],
+    shape: tuple[int, ...],
     with_momentum: bool,
     dtype: torch.dtype,
     device: torch.device,
@@ -180,8 +187,8 @@ def _split_state(
     return weights, running
 
 
-def _check_state(name: str, state: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-    if not isinstance(state, Tensor) or state.shape != tuple(shape) or state.dtype != dtype or state.device != device:
+def _check_state(name: str, state: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    if not isinstance(state, Tensor) or state.shape != shape or state.dtype != dtype or state.device != device:
         raise ValueError(f"{name} must be {list(shape)} of {dtype} on {device}, got {_describe(state)}")
 
 
