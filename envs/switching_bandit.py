@@ -162,8 +162,8 @@ def simulate_ideal_rate(
     actions: int,
     hazard: float,
     life_steps: int | None,
-    lives: int = 256,
-    steps: int = 800,
+    lives: int = 128,
+    steps: int = 500,
     seed: int = 0,
 ) -> Estimate:
     """Simulate the exact Bayes learner on ``lives`` lives, ``steps`` steps each after a burn-in of 8 K A."""

@@ -127,13 +127,13 @@ def test_with_one_gear_the_torus_remembers_for_the_agent_and_with_two_it_does_no
     assert two.memoryless is not None
     assert one.score(one.memoryless) > 0.3
     assert two.score(two.memoryless) < 0.3
-    found, _ = MemorylessTorus(5, 1, 0.001).best(starts=1, iterations=60, seed=1)
-    assert one.score(found) > 0.2  # gradient ascent gets there from an arbitrary start
+    found, _ = MemorylessTorus(5, 1, 0.001).best(starts=1, iterations=25, seed=1)
+    assert one.score(found) > 0.15  # gradient ascent gets there from an arbitrary start
     assert found <= one.memoryless + 1e-5
 
 
 def test_the_stored_learner_of_the_default_options_agrees_with_a_new_simulation() -> None:
-    stored, new = elimination_rate(5, 2, 0.001), simulate_elimination_rate(5, 2, 0.001, lives=128, seed=7)
+    stored, new = elimination_rate(5, 2, 0.001), simulate_elimination_rate(5, 2, 0.001, lives=32, seed=7)
     assert abs(stored.mean - new.mean) <= 3 * (stored.standard_error**2 + new.standard_error**2) ** 0.5
     references = DriftTorus(1, 0).references
     assert 0.98 < references.score(stored.mean) < 1

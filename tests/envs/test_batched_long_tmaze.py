@@ -77,7 +77,7 @@ def test_the_default_penalty_of_the_whole_way_back_is_one() -> None:
 @pytest.mark.parametrize("corridor", [1, 3])
 def test_a_random_walk_earns_its_closed_form(corridor: int) -> None:
     env = LongTMaze(512, seed=0, corridor=corridor, mode="walk")
-    measured = measure(env, random_policy(4, seed=0), steps=2000, per="episode", burn_in=200)
+    measured = measure(env, random_policy(4, seed=0), steps=1000, per="episode", burn_in=100)
     assert measured.agrees_with(env.references.random), (measured, env.references)
 
 

@@ -103,10 +103,10 @@ def remember(window: int, values: int, seed: int) -> Policy:
     return act
 
 
-@pytest.mark.parametrize("window", [5, 64, 300, 1000])
+@pytest.mark.parametrize("window", [5, 64, 300])
 def test_a_memory_of_the_last_w_steps_scores_its_closed_form(window: int) -> None:
-    env = RecallStream(128, seed=3, keys_per_group=(1, 4, 8), values=8)
-    measured = measure(env, remember(window, 8, seed=0), steps=1000, per="step", burn_in=1013)
+    env = RecallStream(64, seed=3, keys_per_group=(1, 4, 8), values=8)
+    measured = measure(env, remember(window, 8, seed=0), steps=500, per="step", burn_in=1013)
     score = env.references.score(measured.mean)
     error = measured.standard_error / env.references.oracle
     assert abs(score - env.window_score(window)) <= 3 * error + 0.002

@@ -212,7 +212,10 @@ def test_finding_a_mapping_costs_the_bayes_learner_half_the_other_actions_per_co
 
 
 def test_the_stored_ideal_of_the_default_options_agrees_with_a_new_simulation() -> None:
-    stored, new = ideal_rate(6, 4, 1 / 300, None), simulate_ideal_rate(6, 4, 1 / 300, None, seed=7)
+    stored, new = (
+        ideal_rate(6, 4, 1 / 300, None),
+        simulate_ideal_rate(6, 4, 1 / 300, None, seed=7),
+    )
     assert abs(stored.mean - new.mean) <= 3 * (stored.standard_error**2 + new.standard_error**2) ** 0.5
     assert stored.mean > elimination_rate(6, 4, 1 / 300)
 
