@@ -88,7 +88,7 @@ class ObservationLayout:
             if np.shape(value) != entry.shape:
                 found, wanted = list(np.shape(value)), list(entry.shape)
                 raise ValueError(f"observation {entry.key!r} has shape {found}, where its space says {wanted}")
-            array[row] = value
+            array[row] = value if entry.start is None else np.subtract(value, entry.start)
 
     def write_batch(self, arrays: Sequence[np.ndarray], observation: Any) -> None:
         """Copy a batch of observations, entry by entry. ValueError: a shape that is not [B, *shape of the space]."""
@@ -99,7 +99,7 @@ class ObservationLayout:
             if np.shape(value) != array.shape:
                 found, wanted = list(np.shape(value)), list(array.shape)
                 raise ValueError(f"observation {entry.key!r} has shape {found}, where its space says {wanted}")
-            array[:] = value
+            array[:] = value if entry.start is None else np.subtract(value, entry.start)
 
     def finish(self, arrays: Sequence[np.ndarray]) -> Observation:
         """The filled arrays as tensors that share their memory (each array belongs to one step only).
@@ -108,8 +108,6 @@ class ObservationLayout:
             ObservationFault: a number that is not finite, or a category that does not exist.
         """
         for entry, array in zip(self.entries, arrays, strict=True):
-            if entry.start is not None:
-                np.subtract(array, entry.start, out=array)
             if array.dtype == np.float32:
                 if not np.isfinite(array).all():
                     bad = ~np.isfinite(array)

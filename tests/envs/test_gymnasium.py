@@ -152,6 +152,22 @@ def test_lives_end_apart_from_each_other() -> None:
     assert steps[5].observation["observation"][:, :2].tolist() == [[0, 6], [3, 0], [2, 0]]
 
 
+def test_rows_without_a_final_observation_are_no_fault_where_counting_does_not_start_at_zero() -> None:
+    class Late(Clock):
+        observation_space = spaces.Discrete(4, start=7)
+
+        def show(self) -> int:  # type: ignore[override]
+            return 7 + self.time
+
+    env = wrap([Late({2: (True, False)}), Late({3: (True, False)})])
+    env.reset()
+    env.step(noop(env))
+    step = env.step(noop(env))
+    assert step.final_observation is not None
+    assert int(step.final_observation["observation"][0]) == 2
+    assert step.observation["observation"].tolist() == [0, 2]
+
+
 def test_a_life_that_outlives_episodes_sees_the_same_world_with_soft_resets_in_place_of_ends() -> None:
     ends = {4: (True, False)}
     episodes, lives = clocks(ends), clocks(ends, reset_memory="life")
