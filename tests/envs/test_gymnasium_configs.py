@@ -1,0 +1,38 @@
+"""The configs of the Gymnasium and MiniGrid environments name every option, with its default."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lifelong import experiments
+from lifelong.envs import make_env
+from lifelong.envs.registry import env_factory
+
+CONFIGS = Path(str(experiments.__file__)).parent / "configs" / "env"
+NAMES = ["gymnasium", "minigrid", "minigrid_memory_s7", "minigrid_memory_s9", "minigrid_memory_s13"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_config_names_every_option_with_its_default_and_a_comment(name: str) -> None:
+    text = (CONFIGS / f"{name}.yaml").read_text()
+    config = yaml.safe_load(text)
+    parameters = inspect.signature(env_factory(name)).parameters
+    assert config.pop("name") == name
+    assert config.pop("num_lives") > 0
+    assert set(config) == set(parameters) - {"num_lives", "seed"}
+    for option, value in config.items():
+        default = parameters[option].default
+        if option == "kwargs":
+            assert (value, default) == ({}, None)
+        else:
+            assert value == (list(default) if isinstance(default, tuple) else default), option
+    assert all(" #" in line for line in text.splitlines() if line and not line.startswith(("#", "name:")))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_config_makes_its_environment(name: str) -> None:
+    config = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    env = make_env({**config, "num_lives": 2, "seed": 0})
+    assert set(env.reset()) == set(env.observation_spec.keys())
