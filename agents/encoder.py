@@ -80,6 +80,23 @@ class _Planes(_Reader):
         return planes.scatter_(-1, index, 1.0)
 
 
+class _Grid(_Reader):
+    """Integers [..., height, width, channels] -> one-hot planes of each cell, and how often each value is in view.
+
+    The counts are a linear function of the planes, but one that would have to be learned cell by cell: with them, "a
+    key is in view" is known wherever it stands.
+    """
+
+    def __init__(self, sizes: Tensor) -> None:
+        super().__init__()
+        self.planes = _Planes(sizes[0, 0])
+        self.size = (sizes[..., 0].numel() + 1) * self.planes.size
+
+    def forward(self, value: Tensor) -> Tensor:
+        planes = self.planes(value)
+        return torch.cat([planes.flatten(-3), planes.sum((-3, -2))], -1)
+
+
 class _Vector(_Reader):
     """Floats [..., n] or [...] -> [..., n], scaled by their bounds."""
 
@@ -143,7 +160,7 @@ def _make_reader(key: str, spec: TensorSpec, grid: str) -> _Reader:
         sizes = torch.as_tensor(spec.nvec)
         if grid == "convolution" and len(spec.shape) == 3:
             return _Convolution(tuple(spec.shape), 1.0, sizes[0, 0])
-        return _Planes(sizes)
+        return _Grid(sizes) if len(spec.shape) == 3 else _Planes(sizes)
     if isinstance(spec, CategoricalSpec):
         return _Planes(torch.full(tuple(spec.shape), int(spec.n)))
     if isinstance(spec, (Bounded, Unbounded, Binary)):

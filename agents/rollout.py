@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from tensordict import TensorDict
@@ -41,10 +41,23 @@ class StepResult(Protocol):
     def privileged(self) -> Mapping[str, Tensor]: ...
 
 
+class _MovedStep(NamedTuple):
+    """A step on another device."""
+
+    observation: Observation
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    soft_reset: Tensor
+    final_observation: Observation | None
+    privileged: Mapping[str, Tensor]
+
+
 class Environment(Protocol):
     """What the rollout needs of a batched environment (``lifelong.envs.BatchedEnv``)."""
 
     num_lives: int
+    device: torch.device
 
     def reset(self) -> Observation: ...
     def step(self, action: Tensor) -> StepResult: ...
@@ -61,7 +74,7 @@ class Lives:
         self.agent = agent
         self.generator = generator
         self.statistics = LifeStatistics(env.num_lives)
-        device = agent.token.weight.device
+        device = self.device = agent.token.weight.device
         self.state = agent.core.initial_state(env.num_lives, device=device)
         self.last = agent.initial_previous(env.num_lives)
         self.reset = torch.ones(env.num_lives, dtype=torch.bool, device=device)
@@ -72,7 +85,7 @@ class Lives:
     def start(self) -> None:
         """Start the environment unless lives are in progress."""
         if self.observation is None:
-            self.observation = self.env.reset()
+            self.observation = self._here(self.env.reset())
 
     def memory(self) -> TensorDict:
         """What is remembered before the next step, batch [B]: the core's state and the last transition."""
@@ -84,7 +97,7 @@ class Lives:
         assert self.observation is not None, "call start() first"
         observation = self.observation
         policy = self.agent.step(observation, self.reset, self.state, previous, self.generator, greedy)
-        step = self.env.step(policy.action)
+        step = self._step(policy.action)
         if not math.isfinite(float(step.reward.sum())):
             index = int(step.reward.isfinite().logical_not().nonzero()[0])
             life_step = int(self.statistics.life_step[index])
@@ -95,6 +108,19 @@ class Lives:
         self.reset = step.terminated | step.truncated
         self._observed = observation
         return policy, step, Previous(policy.embedding, policy.action, step.reward, step.soft_reset)
+
+    def _step(self, action: Tensor) -> StepResult:
+        """The environment's step; its tensors are moved where agent and environment live on different devices."""
+        if self.env.device == self.device:
+            return self.env.step(action)
+        step = self.env.step(action.to(self.env.device))
+        final = None if step.final_observation is None else self._here(step.final_observation)
+        ends = (step.terminated, step.truncated, step.soft_reset)
+        moved = (part.to(self.device) for part in (step.reward, *ends))
+        return _MovedStep(self._here(step.observation), *moved, final, step.privileged)
+
+    def _here(self, observation: Observation) -> Observation:
+        return {key: value.to(self.device) for key, value in observation.items()}
 
     def remember(self, previous: Previous) -> None:
         """Keep the last transition in the form that survives a change of weights (its observation, not its

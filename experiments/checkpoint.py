@@ -135,7 +135,7 @@ def load_checkpoint(
     except (
         Exception
     ) as error:  # whatever a broken or foreign file makes torch, pickle or TorchRL raise ends in a refusal by name
-        raise CheckpointRefused(f"checkpoint {path} does not fit: {_first_line(error)}") from error
+        raise CheckpointRefused(f"checkpoint {path} does not fit: {_one_line(error)}") from error
     return int(metadata["frames"])
 
 
@@ -227,5 +227,6 @@ def _remove_leftovers(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _one_line(error: BaseException, longest: int = 300) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= longest else text[:longest] + " ..."

@@ -20,6 +20,7 @@ class ScriptedEnv:
     def __init__(self, lives: int, steps: int, action_spec=None, ends: float = 0.15, seed: int = 0) -> None:
         draw = torch.Generator().manual_seed(seed)
         self.num_lives = lives
+        self.device = torch.device("cpu")
         self.observation_spec = Composite(observation=Unbounded((3,)), choice=CategoricalSpec(4, shape=()))
         self.action_spec = action_spec if action_spec is not None else CategoricalSpec(3, shape=())
         self.numbers = torch.randn(steps + 1, lives, 3, generator=draw)

@@ -10,7 +10,7 @@ from lifelong.memory import make_core
 
 
 def score_after_training(core: str) -> float:
-    """Two pairs, two values: 0 is chance, 0.5 what can be had without knowing which value went with which key, 1 all."""
+    """Two pairs, two values: 0 is chance, 0.5 what can be had without knowing which went with which, 1 all."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     env = make_env({"name": "associative_recall", "num_lives": 64, "seed": 0, "pairs": 2, "values": 2})

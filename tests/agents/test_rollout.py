@@ -147,3 +147,16 @@ def test_lives_saved_and_loaded_go_on_bit_for_bit(scripted_env, make_agent):
     segment = collect_segment(loaded, 32)
     for key in expected.keys(include_nested=True, leaves_only=True):
         assert torch.equal(segment[key], expected[key]), key
+
+
+def test_an_environment_on_another_device_changes_nothing(scripted_env, make_agent):
+    """ "cpu:0" is another device to torch than "cpu", and the same memory: the path of a GPU agent on a CPU
+    environment.
+    """
+    agent = make_agent(scripted_env(4, 32))
+    (expected,), _ = collect(scripted_env(4, 32), agent, [32])
+    env = scripted_env(4, 32)
+    env.device = torch.device("cpu:0")
+    (segment,), _ = collect(env, agent, [32])
+    for key in expected.keys(include_nested=True, leaves_only=True):
+        assert torch.equal(segment[key], expected[key]), key
