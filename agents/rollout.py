@@ -115,9 +115,15 @@ class Lives:
             return self.env.step(action)
         step = self.env.step(action.to(self.env.device))
         final = None if step.final_observation is None else self._here(step.final_observation)
-        ends = (step.terminated, step.truncated, step.soft_reset)
-        moved = (part.to(self.device) for part in (step.reward, *ends))
-        return _MovedStep(self._here(step.observation), *moved, final, step.privileged)
+        return _MovedStep(
+            self._here(step.observation),
+            step.reward.to(self.device),
+            step.terminated.to(self.device),
+            step.truncated.to(self.device),
+            step.soft_reset.to(self.device),
+            final,
+            step.privileged,
+        )
 
     def _here(self, observation: Observation) -> Observation:
         return {key: value.to(self.device) for key, value in observation.items()}

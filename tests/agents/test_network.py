@@ -17,7 +17,7 @@ def grid_spec(size: int) -> MultiCategorical:
     return MultiCategorical(nvec=sizes, shape=(size, size, 3), dtype=torch.uint8)
 
 
-def test_a_grid_is_read_as_one_hot_planes():
+def test_a_grid_is_read_as_one_hot_planes_and_counts_of_what_is_in_view():
     encoder = ObservationEncoder(Composite(image=grid_spec(3)), dim=8, layers=0)
     image = grid_spec(3).rand((2, 5))
     planes = []
@@ -25,7 +25,9 @@ def test_a_grid_is_read_as_one_hot_planes():
         for column in range(3):
             for channel, size in enumerate((11, 6, 3)):
                 planes.append(torch.nn.functional.one_hot(image[..., row, column, channel].long(), size))
-    expected = encoder.norm(torch.nn.functional.silu(encoder.first(torch.cat(planes, -1).float())))
+    planes = torch.cat(planes, -1).float()
+    counts = planes.unflatten(-1, (9, 20)).sum(-2)
+    expected = encoder.norm(torch.nn.functional.silu(encoder.first(torch.cat([planes, counts], -1))))
     torch.testing.assert_close(encoder({"image": image}), expected)
 
 
