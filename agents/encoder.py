@@ -38,17 +38,18 @@ class ObservationEncoder(nn.Module):
         super().__init__()
         if grid not in ("planes", "convolution"):
             raise ValueError(f"encoder grid={grid!r}: allowed are 'planes' and 'convolution'")
-        readers = {key: _make_reader(key, spec[key], grid) for key in sorted(spec.keys())}
-        if not readers:
+        self.keys = sorted(spec.keys())
+        if not self.keys:
             raise ValueError("the observation is empty: there is nothing to encode")
-        self.readers = nn.ModuleDict(readers)
-        width = sum(reader.size for reader in readers.values())
+        readers = [_make_reader(key, spec[key], grid) for key in self.keys]
+        self.readers = nn.ModuleList(readers)  # a ModuleDict would refuse entries called "keys" or "type"
+        width = sum(reader.size for reader in readers)
         self.first = nn.Linear(width, dim)
         self.rest = nn.ModuleList([nn.Linear(dim, dim) for _ in range(layers)])
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, observation: Observation) -> Tensor:
-        parts = [reader(observation[key]) for key, reader in self.readers.items()]
+        parts = [reader(observation[key]) for key, reader in zip(self.keys, self.readers, strict=True)]
         hidden = silu(self.first(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
         for layer in self.rest:
             hidden = silu(layer(hidden))

@@ -34,7 +34,7 @@ def test_a_grid_is_read_as_one_hot_planes_and_counts_of_what_is_in_view():
 def test_vectors_are_scaled_by_their_finite_bounds_and_squashed_where_there_are_none():
     low = torch.tensor([0.0, -torch.inf])
     spec = Bounded(low=low, high=torch.tensor([10.0, torch.inf]), shape=(2,))
-    reader = ObservationEncoder(Composite(x=spec), dim=4).readers["x"]
+    reader = ObservationEncoder(Composite(x=spec), dim=4).readers[0]
     out = reader(torch.tensor([[10.0, -1.0], [5.0, 0.0]]))
     torch.testing.assert_close(out, torch.tensor([[1.0, -torch.log(torch.tensor(2.0))], [0.0, 0.0]]))
 
@@ -46,7 +46,7 @@ def test_every_kind_of_entry_can_stand_beside_every_other(grid):
         pixels=Bounded(0, 255, shape=(16, 16, 3), dtype=torch.uint8),
         direction=CategoricalSpec(4, shape=()),
         words=MultiCategorical([5, 5, 5], shape=(3,)),
-        speed=Unbounded(shape=()),
+        keys=Unbounded(shape=()),
         position=Unbounded(shape=(2,)),
     )
     encoder = ObservationEncoder(spec, dim=8, grid=grid)
