@@ -48,10 +48,10 @@ def channel_matrices(
         total = included.flatten(0, -2).to(key.dtype) @ log_decay
         return total.exp().unflatten(-2, included.shape[:-1])
 
+    seen, exit_seen = seen[..., :-1, :], seen[..., -1, :]
     entry = seen[..., 0].unflatten(-1, (2, size))[..., None]
     planes = [readers * kept(torch.zeros_like(up_to), up_to) * entry]
     last = torch.full_like(steps, size - 1)
-    exit_seen = seen[..., -1, :]
     writes = key * kept(steps + 1, last) * (exit_seen[..., 1:] * write_rate)[..., None]
     carry = (kept(steps[:1], last[:1]) * exit_seen[..., :1, None])[..., None, :]
 

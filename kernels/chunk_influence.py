@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Influence(NamedTuple):
-    """Scalar weights of one chunk; `...` is `[N, B, H]`, or anything that broadcasts to it.
+    """Scalar weights of one chunk, for writes at a rate of one; `...` is `[N, B, H]`, or broadcasts to it.
 
     P planes make up the state: the fast weights; with momentum, the running update; with a learned reset state, that.
     The first C rows belong to the states that the errors are measured at, the next C to the states that are read.
@@ -35,33 +35,30 @@ class Influence(NamedTuple):
 
 
 def influence_without_momentum(
-    write_rate: Tensor,
+    size: int,
     log_decay: Tensor | None,
     reset: Tensor | None,
+    like: Tensor,
     *,
     error_before_decay: bool,
     learned_reset: bool,
 ) -> Influence:
-    """write_rate, log_decay `[N, B, H, C]`, reset `[N, B, C]`."""
-    size, dtype = write_rate.shape[-1], write_rate.dtype
-    seen = visible(size, reset, write_rate.device).to(dtype)
-    if log_decay is None:
-        kept = seen
-    else:
+    """C = size; log_decay `[N, B, H, C]`, reset `[N, B, C]`; dtype and device as `like`."""
+    kept = visible(size, reset, like.device).to(like.dtype)
+    if log_decay is not None:
         # No exponent is positive, so nothing overflows, and masking after the exponential is safe.
-        kept = (log_decay @ _intervals(size, error_before_decay, log_decay)).exp().unflatten(-1, seen.shape[-2:]) * seen
-    entry, between = kept[..., :1], kept[..., 1:]
-    rate = write_rate[..., None, :]
-    exit_entry, exit_writes = entry[..., -1:, :], between[..., -1:, :] * rate
+        sums = log_decay @ _intervals(size, error_before_decay, like)
+        kept = sums.exp().unflatten(-1, kept.shape[-2:]) * kept
+    # The last row, that of the exit, is once more that of the last reader.
+    (entry, exit_entry), (writes, exit_writes) = (part.split([2 * size, 1], -2) for part in kept.split([1, size], -1))
     if learned_reset and reset is not None:
-        fresh = _reset_state_weights(between[..., size:, :], log_decay, reset, error_before_decay)
+        fresh = _reset_state_weights(writes[..., size:, :], log_decay, reset, error_before_decay)
         entry = torch.cat([entry.expand_as(fresh), fresh], -1)
         exit_entry, exit_writes = _with_constant_plane(entry[..., -1:, :], exit_writes)
-    return Influence(entry, between * rate, exit_entry, exit_writes)
+    return Influence(entry, writes, exit_entry, exit_writes)
 
 
 def influence_with_momentum(
-    write_rate: Tensor,
     log_decay: Tensor | None,
     momentum: Tensor,
     reset: Tensor | None,
@@ -75,10 +72,10 @@ def influence_with_momentum(
     `padding` is the number of steps at the end of the last chunk that are none: even a step that writes nothing would
     add the momentum to the weights.
     """
-    size = write_rate.shape[-1]
+    size = momentum.shape[-1]
     planes = 3 if learned_reset else 2
-    columns = torch.eye(planes + size, dtype=write_rate.dtype, device=write_rate.device)
-    in_weights, in_momentum = (columns[plane].expand(*write_rate.shape[:-1], -1) for plane in (0, 1))
+    columns = torch.eye(planes + size, dtype=momentum.dtype, device=momentum.device)
+    in_weights, in_momentum = (columns[plane].expand(*momentum.shape[:-1], -1) for plane in (0, 1))
     decay = None if log_decay is None else log_decay.exp()
 
     read, erase = [], []
@@ -89,7 +86,7 @@ def influence_with_momentum(
             in_momentum = torch.where(dropped, 0.0, in_momentum)
         decayed = in_weights if decay is None else decay[..., i, None] * in_weights
         erase.append(in_weights if error_before_decay else decayed)
-        new_momentum = momentum[..., i, None] * in_momentum + write_rate[..., i, None] * columns[planes + i]
+        new_momentum = momentum[..., i, None] * in_momentum + columns[planes + i]
         new_weights = decayed + new_momentum
         if i >= size - padding:
             new_momentum = torch.cat([new_momentum[:-1], in_momentum[-1:]])
@@ -106,26 +103,26 @@ def influence_with_momentum(
 
 
 def visible(size: int, reset: Tensor | None, device: torch.device) -> Tensor:
-    """`[N, B, 1, 2 C, 1 + C]` bool: whether a row of `Influence` sees the entry state (column 0) or write j (1 + j).
+    """`[N, B, 1, 2 C + 1, 1 + C]` bool: whether a row sees the entry state (column 0) or the write of step j (1 + j).
 
-    The error of step i sees the writes before it, the reader of step i its own too.
+    The error of step i sees the writes before it, the reader of step i its own too; the last row is the exit.
     """
     steps = torch.arange(size, device=device)
     starts = torch.arange(-1, size, device=device)
-    causal = torch.cat([starts < steps[:, None], starts <= steps[:, None]])
+    causal = torch.cat([starts < steps[:, None], starts <= steps[:, None], starts[None] < size])
     if reset is None:
         return causal
     segment = reset.cumsum(-1)
     written_in = torch.nn.functional.pad(segment, (1, 0))
-    together = segment[..., :, None] == written_in[..., None, :]
-    return (causal & torch.cat([together, together], -2))[:, :, None]
+    rows = torch.cat([segment, segment, segment[..., -1:]], -1)
+    return (causal & (rows[..., :, None] == written_in[..., None, :]))[:, :, None]
 
 
 def _intervals(size: int, error_before_decay: bool, like: Tensor) -> Tensor:
-    """`[C, 2 C (1 + C)]` of zeros and ones: which log-decays lie between a write and a row of `Influence`."""
+    """`[C, (2 C + 1) (1 + C)]` of zeros and ones: which log-decays lie between a write and a row of `visible`."""
     steps = torch.arange(size, device=like.device)
     starts = torch.arange(-1, size, device=like.device)
-    last = torch.cat([steps - 1 if error_before_decay else steps, steps])
+    last = torch.cat([steps - 1 if error_before_decay else steps, steps, steps[-1:]])
     between = (steps[:, None, None] > starts) & (steps[:, None, None] <= last[:, None])
     return between.flatten(1).to(like.dtype)
 

@@ -137,9 +137,11 @@ class _ChunkScanBackward(torch.autograd.Function):
         solved_keys: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         chunks, _, size, _ = writes.shape
-        d_answers = errors.new_zeros(*errors.shape[:2], 2 * size, errors.shape[-1])
+        d_answers = errors.new_empty(*errors.shape[:2], 2 * size, errors.shape[-1])
         d_known, d_read = d_answers.split(size, -2)
-        if d_output is not None:
+        if d_output is None:
+            d_read.zero_()
+        else:
             d_read.copy_(d_output)
 
         queries, known = readers[..., size:, :], None
@@ -166,10 +168,12 @@ class _ChunkScanBackward(torch.autograd.Function):
 
         d_value = d_errors if inverse is None else inverse.mT @ d_errors
         # What K S + A E is subtracted from: E where erase is on, and the prediction error that is returned.
-        if erase is True:
-            d_known -= d_value
-        elif erase is not False:
-            d_known.addcmul_(d_value, erase[:, None, None], value=-1)
+        if erase is False:
+            d_known.zero_()
+        else:
+            d_known.copy_(d_value).neg_()
+            if erase is not True:
+                d_known *= erase[:, None, None]
         if erase is not True and d_prediction is not None:
             d_known -= d_prediction
             d_value = d_value + d_prediction

@@ -113,9 +113,8 @@ def _add_outer_products(matrices: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _attention(call: FastWeightCall) -> FastWeightOutput:
-    chunks = Chunks.of(
-        call.query.shape[1], power_of_two=call.per_channel_decay
-    )  # those are halved down to single steps
+    # With a decay per channel, chunks are halved down to single steps.
+    chunks = Chunks.of(call.query.shape[1], power_of_two=call.per_channel_decay)
     lives, heads = call.query.shape[0], call.query.shape[2]
     value = chunks.split(call.value).contiguous()
     matrices = _channel_matrices(call, chunks) if call.per_channel_decay else _scalar_matrices(call, chunks)
@@ -138,13 +137,14 @@ def _attention(call: FastWeightCall) -> FastWeightOutput:
 
 def _scalar_matrices(call: FastWeightCall, chunks: Chunks) -> ChunkMatrices:
     key = chunks.split(call.key).contiguous()
-    erase_key = call.key if call.erase_key is None else call.erase_key
-    readers = torch.cat([chunks.split(erase_key), chunks.split(call.query)], -2)
+    erase_key = key if call.erase_key is None else chunks.split(call.erase_key)
+    readers = torch.cat([erase_key, chunks.split(call.query)], -2)
+    written = key * chunks.split(call.write_rate)[..., None]
     influence = _influence(call, chunks)
     return ChunkMatrices(
         _spread(readers, influence.entry),
-        readers @ key.mT * influence.writes,
-        _spread(key, influence.exit_writes.mT),
+        (written @ readers.mT).mT * influence.writes,
+        _spread(written, influence.exit_writes.mT),
         influence.exit_entry[..., None].expand(*key.shape[:3], -1, -1, -1),
     )
 
@@ -164,23 +164,15 @@ def _channel_matrices(call: FastWeightCall, chunks: Chunks) -> ChunkMatrices:
 
 
 def _influence(call: FastWeightCall, chunks: Chunks) -> Influence:
-    write_rate = chunks.split(call.write_rate)
     log_decay = None if call.log_decay is None else chunks.split(call.log_decay)
     reset = None if call.reset is None else chunks.split_shared(call.reset)
-    learned_reset = call.reset_state is not None and reset is not None
+    options = {
+        "error_before_decay": call.error_before_decay,
+        "learned_reset": call.reset_state is not None and reset is not None,
+    }
     if call.momentum is None:
-        return influence_without_momentum(
-            write_rate, log_decay, reset, error_before_decay=call.error_before_decay, learned_reset=learned_reset
-        )
-    return influence_with_momentum(
-        write_rate,
-        log_decay,
-        chunks.split(call.momentum),
-        reset,
-        error_before_decay=call.error_before_decay,
-        learned_reset=learned_reset,
-        padding=chunks.padding,
-    )
+        return influence_without_momentum(chunks.size, log_decay, reset, call.write_rate, **options)
+    return influence_with_momentum(log_decay, chunks.split(call.momentum), reset, padding=chunks.padding, **options)
 
 
 def _planes(call: FastWeightCall) -> Tensor:

@@ -112,20 +112,26 @@ def _reference(call: FastWeightCall, regulariser: Tensor, state: MesaState) -> t
 def _chunked(call: FastWeightCall, regulariser: Tensor, state: MesaState, iterations: int) -> tuple[Tensor, MesaState]:
     chunks = Chunks.of(call.query.shape[1])
     query, key = chunks.split(call.query).contiguous(), chunks.split(call.key).contiguous()
+    rate = chunks.split(call.write_rate)
     influence = influence_without_momentum(
-        chunks.split(call.write_rate),
+        chunks.size,
         None if call.log_decay is None else chunks.split(call.log_decay),
         None if call.reset is None else chunks.split_shared(call.reset),
+        key,
         error_before_decay=False,
         learned_reset=False,
     )
-    entry, weights = influence.entry[..., chunks.size :, :], influence.writes[..., chunks.size :, :]
+    entry, weights = (
+        influence.entry[..., chunks.size :, :],
+        influence.writes[..., chunks.size :, :] * rate[..., None, :],
+    )
 
     keys, entries = state.keys, []
     through = influence.exit_entry.expand(*key.shape[:3], 1, 1)
-    for chunk_key, kept, written in zip(key, through, influence.exit_writes, strict=True):
+    written = influence.exit_writes * rate[..., None, :]
+    for chunk_key, kept, weight in zip(key, through, written, strict=True):
         entries.append(keys)
-        keys = kept * keys + (chunk_key * written.mT).mT @ chunk_key
+        keys = kept * keys + (chunk_key * weight.mT).mT @ chunk_key
     system = _System(torch.stack(entries), entry, weights, key, regulariser[:, None])
 
     frozen = _System(*(tensor.detach() for tensor in system))

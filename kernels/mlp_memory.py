@@ -233,27 +233,25 @@ def _piece(tokens: _Tokens, network: Network, state: MLPMemoryState) -> MLPMemor
 
 def _influence(tokens: _Tokens, network: Network, state: MLPMemoryState) -> tuple[Influence, list[list[Tensor]]]:
     """Influence of one piece, without write rates, and for each layer the planes that it weighs."""
-    rate = tokens.write_rate.new_ones(1, *tokens.query.shape[:3]).transpose(2, 3)
+    size, like = tokens.query.shape[1], tokens.query
     log_decay = None if tokens.log_decay is None else tokens.log_decay.transpose(1, 2)[None]
     reset = None if tokens.reset is None else tokens.reset[None]
-    learned = reset is not None
-    initial = [[layer] if learned else [] for layer in network.initial]
+    options = {"error_before_decay": True, "learned_reset": reset is not None}
+    initial = [[] if reset is None else [layer] for layer in network.initial]
     if tokens.momentum is None and not network.newton_schulz:
-        influence = influence_without_momentum(rate, log_decay, reset, error_before_decay=True, learned_reset=learned)
+        influence = influence_without_momentum(size, log_decay, reset, like, **options)
         return influence, [[layer, *new] for layer, new in zip(state.weights, initial, strict=True)]
 
-    momentum = rate if tokens.momentum is None else tokens.momentum.transpose(1, 2)[None]
-    influence = influence_with_momentum(
-        rate, None if network.newton_schulz else log_decay, momentum, reset,
-        error_before_decay=True, learned_reset=learned, padding=0,
-    )  # fmt: skip
+    momentum = like.new_ones(like.shape[:3]) if tokens.momentum is None else tokens.momentum
+    decay = None if network.newton_schulz else log_decay
+    influence = influence_with_momentum(decay, momentum.transpose(1, 2)[None], reset, padding=0, **options)
     planes = [list(layers) for layers in zip(state.weights, state.momentum, strict=True)]
     planes = [old + new for old, new in zip(planes, initial, strict=True)]
     if not network.newton_schulz:
         return influence, planes
     # The weights only decay within a chunk, and the momentum is added at its end.
-    alone = influence_without_momentum(rate, log_decay, reset, error_before_decay=True, learned_reset=learned)
-    kept = alone.exit_entry.expand(*rate.shape[:3], -1, -1)[..., :1, :]
+    alone = influence_without_momentum(size, log_decay, reset, like, **options)
+    kept = alone.exit_entry.expand(*influence.exit_entry.shape[:3], -1, -1)[..., :1, :]
     kept = torch.cat([kept[..., :1], torch.zeros_like(kept[..., :1]), kept[..., 1:]], -1)
     writes = influence.exit_writes
     return Influence(
