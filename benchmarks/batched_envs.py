@@ -1,6 +1,6 @@
-"""Speed and soak of the batched environments: env steps per CPU-second of ``BatchedEnv.step``, and a long life's memory.
+"""Speed and soak of the batched environments: env steps per CPU-second, and the memory that a long life leaves behind.
 
-python benchmarks/batched_envs.py [--lives 256] [--only NAME ...] [--soak 1000000]
+python benchmarks/batched_envs.py [--lives 256] [--only NAME ...] [--faces] [--soak 1000000]
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import torch
 
 from lifelong.envs import env_names, make_env
 from lifelong.envs.batched import TensorEnv
+from lifelong.envs.gymnasium_face import LifelongVectorEnv
 from lifelong.envs.registry import env_factory
+from lifelong.envs.torchrl_face import TorchRLEnv
 
 
 def resident_mebibytes() -> float:
@@ -38,6 +40,24 @@ def steps_per_second(env: TensorEnv[Any], rounds: int = 7, steps: int = 300) -> 
     return statistics.median(rates[1:]), max(rates[1:])
 
 
+def faces_steps_per_second(name: str, lives: int, steps: int = 200) -> tuple[float, float]:
+    """Env steps per CPU-second through the TorchRL face (``step_and_maybe_reset``) and the Gymnasium face."""
+    torchrl_face = TorchRLEnv({"name": name, "num_lives": lives, "seed": 0})
+    plan = torch.randint(torchrl_face.env.num_actions, (steps, lives))
+    carried = torchrl_face.reset()
+    start = time.process_time()
+    for action in plan:
+        carried = torchrl_face.step_and_maybe_reset(carried.set("action", action))[1]
+    through_torchrl = steps * lives / (time.process_time() - start)
+    gymnasium_face = LifelongVectorEnv(name, lives)
+    gymnasium_face.reset(seed=0)
+    actions = plan.numpy()
+    start = time.process_time()
+    for action in actions:
+        gymnasium_face.step(action)
+    return through_torchrl, steps * lives / (time.process_time() - start)
+
+
 def soak(env: TensorEnv[Any], steps: int) -> float:
     """Growth of the process's memory in MiB over ``steps`` steps, after the first tenth."""
     plan = torch.randint(env.num_actions, (997, env.num_lives), device=env.device)
@@ -51,10 +71,12 @@ def soak(env: TensorEnv[Any], steps: int) -> float:
 
 
 def main() -> None:
-    batched = [n for n in env_names() if isinstance(env_factory(n), type) and issubclass(env_factory(n), TensorEnv)]  # type: ignore[arg-type]
+    factories = {name: env_factory(name) for name in env_names()}
+    batched = [name for name, kind in factories.items() if isinstance(kind, type) and issubclass(kind, TensorEnv)]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--lives", type=int, default=256, help="B")
     parser.add_argument("--only", nargs="+", choices=batched, default=batched, help="environments")
+    parser.add_argument("--faces", action="store_true", help="also step through the TorchRL and the Gymnasium face")
     parser.add_argument(
         "--soak", type=int, metavar="STEPS", help="also step 8 lives so often, and report memory growth"
     )
@@ -66,6 +88,11 @@ def main() -> None:
         assert isinstance(env, TensorEnv)
         median, best = steps_per_second(env)
         print(f"{name:24s} {median / 1e6:6.2f} M env steps/CPU-s (best {best / 1e6:.2f})", flush=True)
+        if arguments.faces:
+            through_torchrl, through_gymnasium = faces_steps_per_second(name, arguments.lives)
+            print(
+                f"{'':24s} {through_torchrl / 1e6:6.2f} M TorchRL face, {through_gymnasium / 1e6:.2f} M Gymnasium face"
+            )
         if arguments.soak:
             small = make_env({"name": name, "num_lives": 8, "seed": 0})
             assert isinstance(small, TensorEnv)

@@ -57,12 +57,16 @@ class TensorEnv(BatchedEnv, Generic[World]):
 
     ``Step.privileged`` holds what ``describe`` says about the situation that ``Step.observation`` shows (for the first
     observation: ``env.privileged``); for the situation in which the reward was earned, keep that of the step before.
+
+    A subclass sets ``name``, ``world_type``, ``num_actions`` and ``observation_size`` (all before it calls this
+    constructor), and ``references`` and ``lifelong`` as every ``BatchedEnv``; ``@register_env`` makes it known by name.
     """
 
     world_type: type[World]
     num_actions: int
     observation_size: int
     observation_bound: float = 1.0  # no entry of an observation is larger in magnitude
+    can_terminate: bool = False  # whether ``advance`` can end a life; if not, lives have no end without ``life_steps``
 
     def __init__(
         self,
@@ -86,9 +90,6 @@ class TensorEnv(BatchedEnv, Generic[World]):
         self._steps = Channels(self.step_channels())
         self._can_end = self.can_terminate or life_steps is not None
         self._state: LifeState[World] | None = None
-
-    #: whether ``advance`` can end a life; where it cannot, and ``life_steps`` is None, lives have no end.
-    can_terminate: bool = False
 
     @abstractmethod
     def birth_channels(self) -> Mapping[str, Channel]:
