@@ -1,7 +1,7 @@
 """Where the plain PyTorch references of flash-linear-attention are right, ours agree with them.
 
-They compute in float32 and scale queries. Needs `pip install fla-core einops`; skipped without. Comba is left out, whose
-recurrent and chunked references there differ from each other by 5 %, and Titans, whose gradient has a slip of precedence.
+They compute in float32 and scale queries. Needs `pip install fla-core einops`; skipped without. Left out are Comba,
+whose recurrent and chunked references there differ by 5 %, and Titans, whose gradient has a slip of precedence.
 """
 
 from __future__ import annotations
