@@ -10,6 +10,7 @@ improves), *retention* (what is forgotten before a write), *optimiser* (one grad
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,10 +57,10 @@ class FastWeightLayer(nn.Module):
     """Pre-norm residual layer around one fast-weight memory. With x the input:
 
         h = ShortConvolution(LayerNorm(x))
-        q = unit(W_q h),  k = unit(W_k h),  v = W_v h                   per head, unit(z) = z / |z|
-        b = sigmoid(w_b . h + c_b),  log a = logsigmoid(w_a . h + c_a)   per head
-        S = update(a S, k, v, b),  o = S q                                 ``UpdateRule``; read after write
-        y = x + W_o (rms_norm(o) * silu(W_g h))                          norm per head
+        q = unit(W_q h),  k = unit(W_k h),  v = W_v h                  per head, unit(z) = z / |z|
+        b = sigmoid(w_b . h + c_b),  log a = logsigmoid(w_a . h + c_a)  per head
+        S = update(a S, k, v, b),  o = S q                              ``UpdateRule``; read after write
+        y = x + W_o (rms_norm(o) * silu(W_g h))                         norm per head
 
     Because |k| = 1, one write changes the answer to k by b of the error, and no write can make the squared error
     overshoot.
@@ -113,38 +114,40 @@ class FastWeightLayer(nn.Module):
         features, tail = self.norm(inputs), None
         if self.convolution is not None:
             features, tail = self.convolution(features, state.get("tail"), reset)
-        labels = self._labels(features)
-        memory = fast_weight_attention(
-            labels.query,
-            labels.key,
-            labels.value,
-            labels.write_rate,
-            labels.log_decay,
-            erase=self.rule.objective == "squared_error",
-            reset=reset,
-            initial_state=state.get("fast_weights"),
-            implementation=self.implementation,
-        )
-        return inputs + self._read_out(memory.output, labels.gate), self._state(memory, tail)
+        return self._through_memory(fast_weight_attention, inputs, features, tail, state, reset)
 
     def step(self, inputs: Tensor, state: TensorDict, reset: Tensor | None) -> tuple[Tensor, TensorDict]:
         """[B, D] -> [B, D]."""
         features, tail = self.norm(inputs), None
         if self.convolution is not None:
             features, tail = self.convolution.step(features, state.get("tail"), reset)
+        return self._through_memory(fast_weight_step, inputs, features, tail, state, reset)
+
+    def _through_memory(
+        self,
+        operation: Callable[..., FastWeightOutput],
+        inputs: Tensor,
+        features: Tensor,
+        tail: Tensor | None,
+        state: TensorDict,
+        reset: Tensor | None,
+    ) -> tuple[Tensor, TensorDict]:
+        """Labels, write and read, read-out: the same for a sequence and for a step."""
         labels = self._labels(features)
-        memory = fast_weight_step(
+        memory = operation(
             labels.query,
             labels.key,
             labels.value,
             labels.write_rate,
             labels.log_decay,
-            erase=self.rule.objective == "squared_error",
-            reset=reset,
-            state=state.get("fast_weights"),
-            implementation=self.implementation,
+            None,  # no momentum
+            self.rule.objective == "squared_error",
+            reset,
+            state.get("fast_weights"),
+            self.implementation,
         )
-        return inputs + self._read_out(memory.output, labels.gate), self._state(memory, tail)
+        new_state = {"fast_weights": memory.state} if tail is None else {"fast_weights": memory.state, "tail": tail}
+        return inputs + self._read_out(memory.output, labels.gate), TensorDict(new_state, [len(inputs)])
 
     def _labels(self, features: Tensor) -> Labels:
         query, key, value, gate, write_rate, *decay = self._project(features)
@@ -177,10 +180,6 @@ class FastWeightLayer(nn.Module):
         normed = scale_to_length(readings, math.sqrt(self.value_dim), self.value_dim * _READING_EPSILON)
         opened: Tensor = self.output_projection(normed.flatten(-2) * nn.functional.silu(gate))
         return opened
-
-    def _state(self, memory: FastWeightOutput, tail: Tensor | None) -> TensorDict:
-        state = {"fast_weights": memory.state} if tail is None else {"fast_weights": memory.state, "tail": tail}
-        return TensorDict(state, [len(memory.output)])
 
 
 def _initial_gates(heads: int, write_rate: float, horizons: tuple[float, float] | None) -> Tensor:

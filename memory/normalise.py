@@ -15,7 +15,7 @@ def scale_to_length(vectors: Tensor, length: float, epsilon: float) -> Tensor:
     Smooth at zero, where y = 0. Equal to composing torch operations; with gradients it takes about half their time.
     """
     if torch.is_grad_enabled() and vectors.requires_grad:
-        scaled: Tensor = _ScaleToLength.apply(vectors, length, epsilon)
+        scaled: Tensor = _ScaleToLength.apply(vectors, length, epsilon)[0]
         return scaled
     return vectors * _factor(vectors, length, epsilon)
 
@@ -27,17 +27,22 @@ def _factor(vectors: Tensor, length: float, epsilon: float) -> Tensor:
 
 
 class _ScaleToLength(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, length: float, epsilon: float) -> Tensor:
+    def forward(vectors: Tensor, length: float, epsilon: float) -> tuple[Tensor, Tensor]:
         factor = _factor(vectors, length, epsilon)
-        scaled = vectors * factor
-        ctx.save_for_backward(scaled, factor)
-        ctx.length = length
-        return scaled
+        return vectors * factor, factor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*output)
+        ctx.mark_non_differentiable(output[1])
+        ctx.length = inputs[1]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         # dx = f (g - y (y . g) / length^2), with y = f x
         scaled, factor = ctx.saved_tensors
         along = (scaled * gradient).sum(-1, keepdim=True)

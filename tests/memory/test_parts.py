@@ -121,6 +121,27 @@ def test_a_layer_computes_the_equations_of_its_docstring(name: str) -> None:
     torch.testing.assert_close(state["layer_0", "fast_weights"][0], weights, rtol=0.0, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_population_of_parametric_cores_runs_under_vmap() -> None:
+    cores = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        cores.append(make_core("gated_delta", 6, heads=2, head_dim=3, implementation="chunked").double())
+    inputs, reset = torch.randn(2, 9, 6, dtype=torch.float64), torch.rand(2, 9) < 0.2
+    state = cores[0].initial_state(2)
+    parameters, buffers = torch.func.stack_module_state(list[torch.nn.Module](cores))
+
+    def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
+        outputs, _ = torch.func.functional_call(cores[0], (parameters, buffers), (inputs, state, reset))
+        return outputs.square().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(loss))(parameters, buffers)
+    for index, core in enumerate(cores):
+        core(inputs, state, reset)[0].square().sum().backward()
+        for name, parameter in core.named_parameters():
+            torch.testing.assert_close(gradients[name][index], parameter.grad, rtol=0.0, atol=1e-10)
+
+
 def test_the_kernel_of_a_core_can_be_chosen_and_all_agree() -> None:
     torch.manual_seed(0)
     core = make_core("gated_delta", 6, heads=2, head_dim=3, implementation="reference").double()
