@@ -15,7 +15,7 @@ from lifelong.kernels.compile import CompileError, compile_library
 
 _FOLDER = Path(__file__).parent
 _SOURCE = _FOLDER / "native.c"
-_HEADERS = tuple(_FOLDER / name for name in ("native_call.h", "native_sweep.h", "native_vector.h"))
+_HEADERS = tuple(_FOLDER / f"native_{name}.h" for name in ("backward", "call", "forward", "memory", "sweep", "vector"))
 REAL_BYTES = {torch.float32: 4, torch.float64: 8}
 
 # Starting and joining a thread costs about 30 us; this many multiply-adds on the state take about 200 us on one core.

@@ -37,7 +37,7 @@ struct sweep {
  * and state <- decay state + running. */
 struct write {
     int absent;
-    struct decay decay;
+    const struct decay *decay;
     real momentum;
     const real *left;
     const vec *right;
@@ -54,15 +54,15 @@ INLINE void write_and_read_tile(const struct sweep *s, const struct write *write
                                 const int with_running) {
     vec *restrict state = s->state + column * s->capacity;
     vec *restrict running = with_running ? s->running + column * s->capacity : NULL;
-    const real *restrict left = write->left, *restrict channels = write->decay.channels;
+    const real *restrict left = write->left, *restrict channels = absent ? NULL : write->decay->channels;
     const real *restrict first = reads->first, *restrict second = reads->second, *restrict third = reads->third;
     const int64_t rows = s->rows;
-    const vec momentum = broadcast(write->momentum);
+    const vec momentum = broadcast(absent ? 0 : write->momentum), scalar = broadcast(absent ? 1 : write->decay->scalar);
     vec first_total[4], second_total[4], third_total[4], right[4], keep[4];
     UNROLL for (int c = 0; c < width; c++) {
         first_total[c] = second_total[c] = third_total[c] = zero_vector();
         right[c] = absent ? zero_vector() : write->right[column + c];
-        keep[c] = kind == LANE_DECAY ? load_vector(channels + (column + c) * LANES) : broadcast(write->decay.scalar);
+        keep[c] = kind == LANE_DECAY ? load_vector(channels + (column + c) * LANES) : scalar;
     }
     for (int64_t row = 0; row < rows; row++) {
         const vec row_keep = kind == ROW_DECAY ? broadcast(channels[row]) : zero_vector();
@@ -100,22 +100,21 @@ INLINE void write_and_read_tiles(const struct sweep *s, const struct write *writ
 }
 
 static void write_and_read(const struct sweep *s, const struct write *write, const struct reads *reads) {
-    const enum decay_kind kind = write->decay.kind;
     if (!s->running) {
         if (write->absent)
             write_and_read_tiles(s, write, reads, SCALAR_DECAY, 1, 0);
-        else if (kind == SCALAR_DECAY)
+        else if (write->decay->kind == SCALAR_DECAY)
             write_and_read_tiles(s, write, reads, SCALAR_DECAY, 0, 0);
-        else if (kind == ROW_DECAY)
+        else if (write->decay->kind == ROW_DECAY)
             write_and_read_tiles(s, write, reads, ROW_DECAY, 0, 0);
         else
             write_and_read_tiles(s, write, reads, LANE_DECAY, 0, 0);
     } else {
         if (write->absent)
             write_and_read_tiles(s, write, reads, SCALAR_DECAY, 1, 1);
-        else if (kind == SCALAR_DECAY)
+        else if (write->decay->kind == SCALAR_DECAY)
             write_and_read_tiles(s, write, reads, SCALAR_DECAY, 0, 1);
-        else if (kind == ROW_DECAY)
+        else if (write->decay->kind == ROW_DECAY)
             write_and_read_tiles(s, write, reads, ROW_DECAY, 0, 1);
         else
             write_and_read_tiles(s, write, reads, LANE_DECAY, 0, 1);
@@ -127,7 +126,7 @@ static void write_and_read(const struct sweep *s, const struct write *write, con
  * d_update = key^T gradient, products[row] = the lanes of gradient[row] * update, not yet summed, and with momentum
  * overlaps[row] likewise with the momentum `earlier` than the step, which lies in sweep order. */
 struct undo {
-    struct decay decay;
+    const struct decay *decay;
     real momentum;
     const real *left, *query, *key;
     const vec *right, *d_output, *update, *earlier;
@@ -140,10 +139,10 @@ INLINE void undo_and_read_tile(const struct sweep *s, const struct undo *undo, c
     vec *restrict running = with_running ? s->running + column * s->capacity : NULL;
     const vec *restrict earlier = with_running ? undo->earlier + column * s->capacity : NULL;
     const real *restrict left = undo->left, *restrict query = undo->query, *restrict key = undo->key;
-    const real *restrict channels = undo->decay.channels;
+    const real *restrict channels = undo->decay->channels;
     vec *restrict products = undo->products, *restrict overlaps = undo->overlaps;
     const int64_t rows = s->rows;
-    const vec keep = broadcast(undo->decay.scalar), momentum = broadcast(undo->momentum);
+    const vec keep = broadcast(undo->decay->scalar), momentum = broadcast(undo->momentum);
     vec total[4], right[4], d_output[4], update[4];
     UNROLL for (int c = 0; c < width; c++) {
         total[c] = zero_vector();
@@ -183,12 +182,12 @@ INLINE void undo_and_read_tiles(const struct sweep *s, const struct undo *undo, 
 
 static void undo_and_read(const struct sweep *s, const struct undo *undo) {
     if (!s->running) {
-        if (undo->decay.kind == SCALAR_DECAY)
+        if (undo->decay->kind == SCALAR_DECAY)
             undo_and_read_tiles(s, undo, SCALAR_DECAY, 0);
         else
             undo_and_read_tiles(s, undo, ROW_DECAY, 0);
     } else {
-        if (undo->decay.kind == SCALAR_DECAY)
+        if (undo->decay->kind == SCALAR_DECAY)
             undo_and_read_tiles(s, undo, SCALAR_DECAY, 1);
         else
             undo_and_read_tiles(s, undo, ROW_DECAY, 1);
