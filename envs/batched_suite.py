@@ -6,6 +6,7 @@ from typing import Any
 
 from lifelong.envs.associative_recall import AssociativeRecall
 from lifelong.envs.batched import TensorEnv
+from lifelong.envs.delayed_credit import DelayedCredit
 from lifelong.envs.drift_bandit import DriftBandit
 from lifelong.envs.drift_torus import DriftTorus
 from lifelong.envs.long_tmaze import LongTMaze
@@ -14,6 +15,7 @@ from lifelong.envs.switching_bandit import SwitchingBandit
 
 BATCHED_ENVS: tuple[type[TensorEnv[Any]], ...] = (
     AssociativeRecall,
+    DelayedCredit,
     DriftBandit,
     DriftTorus,
     LongTMaze,
