@@ -27,6 +27,9 @@ from lifelong.memory.short_convolution import ShortConvolution
 _KEY_EPSILON = 1.0e-6
 _READING_EPSILON = 1.0e-5
 
+# What is done to a key before it is scaled to unit length.
+KEY_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"identity": lambda key: key, "silu": nn.functional.silu}
+
 
 @dataclass(frozen=True)
 class UpdateRule:
@@ -57,10 +60,13 @@ class FastWeightLayer(nn.Module):
     """Pre-norm residual layer around one fast-weight memory. With x the input:
 
         h = ShortConvolution(LayerNorm(x))
-        q = unit(W_q h),  k = unit(W_k h),  v = W_v h                  per head, unit(z) = z / |z|
+        q = unit(W_q h),  k = unit(phi(W_k h)),  v = W_v h             per head, unit(z) = z / |z|
         b = sigmoid(w_b . h + c_b),  log a = logsigmoid(w_a . h + c_a)  per head
         S = update(a S, k, v, b),  o = S q                              ``UpdateRule``; read after write
         y = x + W_o (rms_norm(o) * silu(W_g h))                         norm per head
+
+    phi is ``key_map``: the identity, or silu(z) = z sigmoid(z), after which keys are mostly positive and queries are
+    not. Agents learn sooner with it (README, "What was measured").
 
     Because |k| = 1, one write changes the answer to k by b of the error, and no write can make the squared error
     overshoot.
@@ -81,10 +87,12 @@ class FastWeightLayer(nn.Module):
         value_dim: int,
         convolution_taps: int,
         write_rate: float,
+        key_map: str,
         implementation: str,
     ) -> None:
         super().__init__()
         self.rule, self.implementation = rule, implementation
+        self.key_map = key_map
         self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
         self.norm = nn.LayerNorm(dim)
         self.convolution = ShortConvolution(dim, convolution_taps) if convolution_taps else None
@@ -166,6 +174,8 @@ class FastWeightLayer(nn.Module):
         if not torch.is_grad_enabled():
             widths = [self._widths[0] + self._widths[1], *self._widths[2:]]
             pointers, *rest = self.projection(features).split(widths, -1)
+            if self.key_map == "silu":
+                nn.functional.silu(pointers[..., self._widths[0] :], inplace=True)
             unit = scale_to_length(pointers.unflatten(-1, (2, *per_head)), 1.0, _KEY_EPSILON)
             return [*unit.unbind(-3), *rest]
         # With gradients, slices of the result would be copied together again in the backward pass; slices of the
@@ -173,6 +183,7 @@ class FastWeightLayer(nn.Module):
         # hands it back to the operating system at every update.
         slices = zip(self.projection.weight.split(self._widths), self.projection.bias.split(self._widths), strict=True)
         query, key, *rest = (nn.functional.linear(features, weight, bias) for weight, bias in slices)
+        key = KEY_MAPS[self.key_map](key)
         unit_query, unit_key = (scale_to_length(z.unflatten(-1, per_head), 1.0, _KEY_EPSILON) for z in (query, key))
         return [unit_query, unit_key, *rest]
 

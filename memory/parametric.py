@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lifelong.kernels import implementation_names
 from lifelong.memory.core import MemoryCore
-from lifelong.memory.fast_weights import FastWeightLayer, UpdateRule
+from lifelong.memory.fast_weights import KEY_MAPS, FastWeightLayer, UpdateRule
 from lifelong.memory.feed_forward import FeedForward
 from lifelong.memory.registry import did_you_mean, register_core
 
@@ -33,17 +33,18 @@ class ParametricCore(MemoryCore):
         convolution_taps: int,
         feed_forward: float,
         write_rate: float,
+        key_map: str,
         implementation: str,
     ) -> None:
         super().__init__(dim)
         value_dim = head_dim if value_dim is None else value_dim
         _check_options(rule, layers, heads, head_dim, value_dim, convolution_taps, feed_forward, write_rate)
-        known = ["auto", *implementation_names()]
-        if implementation not in known:
-            hint = did_you_mean(implementation, known)
-            raise ValueError(f"unknown kernel implementation {implementation!r}; known: {', '.join(known)}{hint}")
+        _check_word("kernel implementation", implementation, ["auto", *implementation_names()])
+        _check_word("key_map", key_map, list(KEY_MAPS))
         self.layers = nn.ModuleList(
-            FastWeightLayer(dim, rule, heads, head_dim, value_dim, convolution_taps, write_rate, implementation)
+            FastWeightLayer(
+                dim, rule, heads, head_dim, value_dim, convolution_taps, write_rate, key_map, implementation
+            )
             for _ in range(layers)
         )
         self.feed_forward = nn.ModuleList(FeedForward(dim, feed_forward) for _ in range(layers if feed_forward else 0))
@@ -92,6 +93,7 @@ class GatedDeltaCore(ParametricCore):
         convolution_taps: window of the short causal convolution in front of the projections, 2 or more; 0 for none.
         feed_forward: hidden width of the feed-forward block behind each layer, as a multiple of ``dim``; 0 for none.
         write_rate: initial write rate b, in (0, 1).
+        key_map: what is done to keys before they are scaled to unit length, ``"silu"`` or ``"identity"``.
         horizon_min: initial horizon of the fastest head, in steps.
         horizon_max: initial horizon of the slowest head, in steps.
         implementation: of the kernel; ``"auto"``, or a name that ``lifelong.kernels`` knows.
@@ -107,6 +109,7 @@ class GatedDeltaCore(ParametricCore):
         convolution_taps: int = 4,
         feed_forward: float = 0.0,
         write_rate: float = 0.5,
+        key_map: str = "silu",
         horizon_min: float = 32.0,
         horizon_max: float = 1.0e5,
         implementation: str = "auto",
@@ -121,6 +124,7 @@ class GatedDeltaCore(ParametricCore):
             convolution_taps=convolution_taps,
             feed_forward=feed_forward,
             write_rate=write_rate,
+            key_map=key_map,
             implementation=implementation,
         )
 
@@ -149,6 +153,7 @@ class LinearAttentionCore(ParametricCore):
         convolution_taps: int = 4,
         feed_forward: float = 0.0,
         write_rate: float = 0.5,
+        key_map: str = "silu",
         implementation: str = "auto",
     ) -> None:
         super().__init__(
@@ -161,8 +166,14 @@ class LinearAttentionCore(ParametricCore):
             convolution_taps=convolution_taps,
             feed_forward=feed_forward,
             write_rate=write_rate,
+            key_map=key_map,
             implementation=implementation,
         )
+
+
+def _check_word(kind: str, word: str, known: list[str]) -> None:
+    if word not in known:
+        raise ValueError(f"unknown {kind} {word!r}; known: {', '.join(known)}{did_you_mean(word, known)}")
 
 
 def _check_options(

@@ -89,9 +89,10 @@ def test_queries_and_keys_have_unit_norm() -> None:
 
 
 @pytest.mark.parametrize("name", ["gated_delta", "linear_attention"])
-def test_a_layer_computes_the_equations_of_its_docstring(name: str) -> None:
+@pytest.mark.parametrize("key_map", ["silu", "identity"])
+def test_a_layer_computes_the_equations_of_its_docstring(name: str, key_map: str) -> None:
     torch.manual_seed(0)
-    core = make_core(name, 6, heads=2, head_dim=3, value_dim=4, convolution_taps=2).double()
+    core = make_core(name, 6, heads=2, head_dim=3, value_dim=4, convolution_taps=2, key_map=key_map).double()
     layer = core.layers[0]
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -104,6 +105,7 @@ def test_a_layer_computes_the_equations_of_its_docstring(name: str) -> None:
         before = normed
         projected = layer.projection(h)
         q, k = (part.view(2, 3) for part in projected[:12].split(6))
+        k = k * k.sigmoid() if key_map == "silu" else k
         v, gate, gates = projected[12:20].view(2, 4), projected[20:28], projected[28:]
         b, a = gates[:2].sigmoid(), gates[2:].sigmoid() if name == "gated_delta" else torch.ones(2)
         heads = []
