@@ -2,13 +2,16 @@
 
 The conventions, for every environment:
 
-* An *episode* of the world ends in one of three ways. ``terminated``: the life ends, nothing is to be had after it (no bootstrap).
-  ``truncated``: the life is cut from outside (bootstrap from the final observation). ``soft_reset``: the world starts again
-  *inside* the life (goal reached, cart fallen); the agent keeps its memory and the return goes on.
-* A life ends exactly where ``terminated | truncated``. The memory is dropped *before* the next step: ``reset[t + 1] = terminated[t] | truncated[t]``.
-* Environments restart ended lives themselves, in the same step (Gymnasium's SAME_STEP): ``observation`` is then the first
-  of the new life, ``final_observation`` the last of the old one.
-* Observations are dicts of batched tensors. What the agent may not see (regime, oracle action, ...) is in ``privileged``.
+* An *episode* of the world ends in one of three ways. ``terminated``: the life ends, nothing is to be had after it
+  (no bootstrap). ``truncated``: the life is cut from outside (bootstrap from the final observation). ``soft_reset``:
+  the world starts again *inside* the life (goal reached, cart fallen); the agent keeps its memory and the return
+  goes on.
+* A life ends exactly where ``terminated | truncated``. The memory is dropped *before* the next step: ``reset[t + 1]
+  = terminated[t] | truncated[t]``.
+* Environments restart ended lives themselves, in the same step (Gymnasium's SAME_STEP): ``observation`` is then the
+  first of the new life, ``final_observation`` the last of the old one.
+* Observations are dicts of batched tensors. What the agent may not see (regime, oracle action, ...) is in
+  ``privileged``.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class References:
     memoryless: float | None = None  # the best policy that sees only the present observation
     order_free: float | None = None  # the best policy that remembers what it saw, but not which went with which
     ideal_learner: float | None = None  # the best that can be done by learning what is hidden, inside the life
-    notes: Mapping[str, str] = field(default_factory=dict)  # where each figure comes from (closed form, simulation +- s.e.)
+    notes: Mapping[str, str] = field(default_factory=dict)  # of each figure: closed form, or simulation +- s.e.
 
     def score(self, value: float) -> float:
         """Normalised score: 0 is the random policy and 1 the oracle."""
@@ -64,9 +67,11 @@ class BatchedEnv(ABC):
         name: the registered name, or the Gymnasium id.
         num_lives: B.
         observation_spec: a Composite of the per-life (unbatched) specs, one key per entry of an observation.
-        action_spec: per-life: Categorical(n), MultiCategorical(nvec) or Bounded (continuous). Actions are [B] int64, [B, n] int64 or [B, n] float32.
+        action_spec: per-life: Categorical(n), MultiCategorical(nvec) or Bounded (continuous). Actions are [B] int64,
+            [B, n] int64 or [B, n] float32.
         references: reward levels, or None when nothing is known.
-        lifelong: True when lives have no end of their own (only reward rates can then be reported, not returns of lives).
+        lifelong: True when lives have no end of their own (only reward rates can then be reported, not returns of
+            lives).
         state_is_tensors: True when ``state_dict`` holds nothing but tensors, numbers and strings, so that it loads with
             ``weights_only=True``; False when it needs pickle (a Gymnasium environment's inside).
     """
@@ -96,7 +101,7 @@ class BatchedEnv(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on bit for bit where ``state_dict`` was taken. The next call is ``step``, not ``reset``."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing
         """Release what the environments hold."""
 
 
