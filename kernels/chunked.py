@@ -91,12 +91,21 @@ def _step(call: FastWeightCall) -> FastWeightOutput:
 def _after_reset(call: FastWeightCall) -> tuple[Tensor, Tensor | None, bool]:
     """Weights and momentum after the reset, and whether the weights may be overwritten."""
     weights, momentum = call.initial_weights, call.initial_momentum
-    # Most steps reset no life; to look is cheaper than to pass over the state.
-    if call.reset is None or not bool(call.reset.any()):
+    if call.reset is None:
+        return weights, momentum, call.in_place
+    if call.reset.is_cuda or torch.compiler.is_compiling():
+        dropped = call.reset[:, None, None, None]
+        fresh = torch.where(dropped, 0.0 if call.reset_state is None else call.reset_state, weights)
+        weights = weights.copy_(fresh) if call.in_place else fresh
+        if momentum is not None:
+            momentum = momentum.masked_fill_(dropped, 0.0) if call.in_place else momentum.masked_fill(dropped, 0.0)
+        return weights, momentum, True
+    # On a CPU, to look costs next to nothing, and most steps reset no life or few: only those are written to.
+    lives = call.reset.nonzero()[:, 0]
+    if len(lives) == 0:
         return weights, momentum, call.in_place
     if not call.in_place:
         weights, momentum = weights.clone(), None if momentum is None else momentum.clone()
-    lives = call.reset.nonzero()[:, 0]
     if call.reset_state is None:
         weights.index_fill_(0, lives, 0.0)
     else:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lifelong.kernels import FastWeightOutput, MomentumState, fast_weight_attention, fast_weight_step
 
-_OVER_TIME = ("query", "key", "value", "write_rate", "log_decay", "momentum", "erase_key", "reset")
+OVER_TIME = ("query", "key", "value", "write_rate", "log_decay", "momentum", "erase_key", "reset")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Inputs:
         return self.query.shape[1]
 
     def keywords(self) -> dict[str, Any]:
-        keywords = {name: getattr(self, name) for name in (*_OVER_TIME, "reset_state")}
+        keywords = {name: getattr(self, name) for name in (*OVER_TIME, "reset_state")}
         return keywords | self.options
 
     def state(self) -> Any:
@@ -45,7 +45,7 @@ class Inputs:
     def between(self, start: int, stop: int, state: Any) -> Inputs:
         """Steps start to stop - 1, from the given state."""
         weights, running = state if isinstance(state, MomentumState) else (state, None)
-        cut = {name: getattr(self, name)[:, start:stop] for name in _OVER_TIME if getattr(self, name) is not None}
+        cut = {name: getattr(self, name)[:, start:stop] for name in OVER_TIME if getattr(self, name) is not None}
         return replace(self, weights=weights, running=running, **cut)
 
     def to(self, dtype: torch.dtype) -> Inputs:
@@ -69,7 +69,7 @@ class Inputs:
         """The same as a fold of single steps."""
         state, outputs, surprises = self.state(), [], []
         for t in range(self.length):
-            token = {name: value[:, t] if name in _OVER_TIME and value is not None else value
+            token = {name: value[:, t] if name in OVER_TIME and value is not None else value
                      for name, value in self.keywords().items()}  # fmt: skip
             output, state, surprise = fast_weight_step(state=state, implementation=implementation, **token)
             outputs.append(output)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lifelong.kernels import FastWeightOutput, MomentumState, huber
+from lifelong.kernels import FastWeightOutput, MomentumState, fast_weight_step, huber
 
-from .inputs import Inputs, assert_close, flatten, gradients, make_inputs
+from .inputs import OVER_TIME, Inputs, assert_close, flatten, gradients, make_inputs
 
 RULES: dict[str, dict[str, Any]] = {
     "delta": {"decay": None},
@@ -241,6 +241,30 @@ def test_compiles_into_one_graph() -> None:
     inputs = make_inputs()
     compiled = torch.compile(lambda i: flatten(i.run("chunked")), fullgraph=True, backend="aot_eager")
     assert_close(compiled(inputs), flatten(chunked(inputs)), 1e-14)
+
+
+@pytest.mark.parametrize("rule", ["gated delta", "learned reset", "momentum", "kda"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_step_compiles_into_one_graph(rule: str, in_place: bool) -> None:
+    inputs = make_inputs(length=1, reset_rate=0.5, **RULES[rule])
+    token = {name: x[:, 0] if name in OVER_TIME and x is not None else x for name, x in inputs.keywords().items()}
+
+    def step(state: Any) -> dict[str, Tensor]:
+        return flatten(fast_weight_step(state=state, implementation="chunked", in_place=in_place, **token))
+
+    def fresh() -> Any:
+        state = inputs.state()
+        return state.clone() if isinstance(state, Tensor) else MomentumState(*(part.clone() for part in state))
+
+    with torch.no_grad():
+        compiled = torch.compile(step, fullgraph=True, backend="eager")(fresh())
+        assert_close(compiled, step(fresh()), 1e-14)
+
+
+def test_more_heads_and_lives_than_a_sixteen_bit_index_counts() -> None:
+    inputs = make_inputs(lives=65_537, length=3, heads=1, key_width=1, value_width=1).to(torch.float32)
+    one = inputs._map(lambda x: x[-1:] if x.dim() > 0 and x.shape[0] == 65_537 else x)
+    assert_close({"": chunked(inputs).output[-1:]}, {"": reference(one).output}, 1e-6)
 
 
 def test_second_and_forward_derivatives_fail_aloud() -> None:
