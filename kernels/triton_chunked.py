@@ -45,8 +45,16 @@ _LEVELS = CHUNK.bit_length() - 1
 
 
 def tiling(inputs: Inputs) -> Tiling:
-    """At most 32 rows a program, and at least 16 of each side: a matrix product takes no less."""
-    return tile(inputs, smallest=16, largest_value_block=32, per_warp=512)
+    """For what walks the chunks: 16 rows of the state, which is the least that a matrix product takes.
+
+    More rows, or more warps, and tf32x3 products of 64-wide states spill on sm_80.
+    """
+    return tile(inputs, smallest=16, largest_value_block=16, per_warp=256, most_warps=2)
+
+
+def chunk_tiling(inputs: Inputs) -> Tiling:
+    """For what takes all chunks at once: every program goes through all rows of the state, 32 at a time."""
+    return tile(inputs, smallest=16, largest_value_block=32, per_warp=256, most_warps=4)
 
 
 def dot_precision() -> str:
@@ -82,7 +90,8 @@ def backward(
 ) -> Gradients:
     """Launch the backward pass. `error_slope` `[B, T, H]` times e is what |e| adds to the gradient of e."""
     tiles = tiling(inputs)
-    constants = inputs.constants(tiles) | {"CHUNK": CHUNK, "PRECISION": precision or dot_precision()}
+    common = {"CHUNK": CHUNK, "PRECISION": precision or dot_precision()}
+    constants, chunk_constants = inputs.constants(tiles) | common, inputs.constants(chunk_tiling(inputs)) | common
     walkers = (inputs.heads_in_all * tiles.value_blocks,)
     chunks = triton.cdiv(inputs.steps, CHUNK)
 
@@ -110,7 +119,7 @@ def backward(
         backward_chunks_kernel[(inputs.heads_in_all * chunks,)](
             inputs.query, inputs.key, inputs.value, inputs.write_rate, inputs.log_decay, inputs.erase_key,
             inputs.reset, inputs.erase_heads, result.errors, states, d_states, d_output, d_known,
-            d_query, d_key, d_write_rate, d_log_decay, d_erase_key, inputs.steps, **constants,
+            d_query, d_key, d_write_rate, d_log_decay, d_erase_key, inputs.steps, **chunk_constants,
         )  # fmt: skip
     return Gradients(d_query, d_key, d_value, d_write_rate, d_initial, d_log_decay, d_erase_key, start=None)
 

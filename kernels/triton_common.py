@@ -31,11 +31,11 @@ class Tiling(NamedTuple):
     num_warps: int
 
 
-def tile(inputs: Inputs, *, smallest: int, largest_value_block: int, per_warp: int) -> Tiling:
-    """Blocks are powers of two, `smallest` at least; a warp gets up to `per_warp` elements of the state."""
+def tile(inputs: Inputs, *, smallest: int, largest_value_block: int, per_warp: int, most_warps: int) -> Tiling:
+    """Blocks are powers of two, `smallest` at least; a warp gets `per_warp` elements of the state, if not too many."""
     block_key = max(smallest, triton.next_power_of_2(inputs.key_width))
     block_value = min(largest_value_block, max(smallest, triton.next_power_of_2(inputs.value_width)))
-    num_warps = max(1, min(8, block_key * block_value // per_warp))
+    num_warps = max(1, min(most_warps, block_key * block_value // per_warp))
     return Tiling(block_key, block_value, triton.cdiv(inputs.value_width, block_value), num_warps)
 
 

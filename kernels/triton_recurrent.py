@@ -23,8 +23,12 @@ from lifelong.kernels.triton_common import ERASE_ON, Gradients, Inputs, Result, 
 
 
 def tiling(inputs: Inputs) -> Tiling:
-    """At most 32 rows a program: compiled for sm_80 and sm_90, no kernel of this file spills up to a width of 128."""
-    return tile(inputs, smallest=1, largest_value_block=32, per_warp=1024)
+    """At most 32 rows a program: up to a width of 128, no kernel of this file then spills on sm_80 and sm_90.
+
+    With a learned reset state the backward pass holds a second block of that size, so it gets twice the threads.
+    """
+    per_warp, most_warps = (1024, 4) if inputs.start is None else (512, 8)
+    return tile(inputs, smallest=1, largest_value_block=32, per_warp=per_warp, most_warps=most_warps)
 
 
 def forward(inputs: Inputs, *, keep_errors: bool) -> Result:

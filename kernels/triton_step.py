@@ -17,7 +17,7 @@ from lifelong.kernels.triton_common import Inputs, Tiling, erase_switch, tile
 
 def tiling(inputs: Inputs) -> Tiling:
     """A state to a program, up to 128 x 128; at most 64 registers of it to a thread."""
-    return tile(inputs, smallest=1, largest_value_block=128, per_warp=1024)
+    return tile(inputs, smallest=1, largest_value_block=128, per_warp=1024, most_warps=8)
 
 
 def step(inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,8 @@ class Compiled(NamedTuple):
     """One kernel as it would run: `spilled` counts the bytes of registers that did not fit."""
 
     name: str
+    hash: str
+    grid: tuple[int, ...]
     registers: int
     spilled: int
     shared_memory: int
@@ -50,7 +52,7 @@ def compile_only(target: str) -> Iterator[list[Compiled]]:
 
     def compile_instead(self: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *arguments, grid=grid, warmup=True, **options)
-        launched.append(kernel)
+        launched.append((kernel, tuple(grid)))
         return kernel
 
     active = triton.runtime.driver._active
@@ -59,7 +61,7 @@ def compile_only(target: str) -> Iterator[list[Compiled]]:
     try:
         yield compiled
         measure = _measure_cuda if TARGETS[target].backend == "cuda" else _measure_hip
-        compiled.extend(measure(kernel) for kernel in launched)
+        compiled.extend(measure(kernel, grid) for kernel, grid in launched)
     finally:
         JITFunction.run = run
         triton.runtime.driver.set_active(active)
@@ -93,7 +95,7 @@ class _StubDriver(DriverBase):
         raise NotImplementedError("nothing can be timed on a device that is not there")
 
 
-def _measure_cuda(kernel: Any) -> Compiled:
+def _measure_cuda(kernel: Any, grid: tuple[int, ...]) -> Compiled:
     """Assemble once more, to hear what the assembler says: the finished kernel does not tell spills from the stack."""
     from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 
@@ -106,18 +108,19 @@ def _measure_cuda(kernel: Any) -> Compiled:
     spilled = sum(int(count) for count in re.findall(r"(\d+) bytes spill", said))
     registers = re.search(r"Used (\d+) registers", said)
     assert registers, said
-    return _describe(kernel, int(registers[1]), spilled, kernel.metadata.shared)
+    return _describe(kernel, grid, int(registers[1]), spilled, kernel.metadata.shared)
 
 
-def _measure_hip(kernel: Any) -> Compiled:
+def _measure_hip(kernel: Any, grid: tuple[int, ...]) -> Compiled:
     def field(name: str) -> int:
         found = re.search(rf"\.{name}:\s*(\d+)", kernel.asm["amdgcn"])
         assert found, name
         return int(found[1])
 
     spilled = 4 * (field("vgpr_spill_count") + field("sgpr_spill_count")) + field("private_segment_fixed_size")
-    return _describe(kernel, field("vgpr_count"), spilled, field("group_segment_fixed_size"))
+    return _describe(kernel, grid, field("vgpr_count"), spilled, field("group_segment_fixed_size"))
 
 
-def _describe(kernel: Any, registers: int, spilled: int, shared_memory: int) -> Compiled:
-    return Compiled(kernel.name, registers, spilled, shared_memory, kernel.metadata.num_warps, str(kernel.asm["ttir"]))
+def _describe(kernel: Any, grid: tuple[int, ...], registers: int, spilled: int, shared_memory: int) -> Compiled:
+    num_warps, ttir = kernel.metadata.num_warps, str(kernel.asm["ttir"])
+    return Compiled(kernel.name, kernel.hash, grid, registers, spilled, shared_memory, num_warps, ttir)
