@@ -17,8 +17,8 @@ def list_names(arguments: list[str]) -> int:
         print(f"{group}=")
         for name in group_names(group):
             print(f"  {name:<22} {_first_comment(config_folder() / group / f'{name}.yaml')}")
-    if not arguments or "env" in arguments:
-        print("  any Gymnasium or MiniGrid id, for example env=CartPole-v1 or env=MiniGrid-DoorKey-5x5-v0")
+        if group == "env":
+            print("  any Gymnasium or MiniGrid id, for example env=CartPole-v1 or env=MiniGrid-DoorKey-5x5-v0")
     return 0
 
 
