@@ -71,9 +71,8 @@ def main(words: list[str]) -> None:
         line, final = describe(run, threshold)
         finals.append(final)
         print(line)
-    print(
-        f"final quarter over {len(finals)} seeds: mean {sum(finals) / len(finals):.3f}, {min(finals):.3f} to {max(finals):.3f}"
-    )
+    mean = sum(finals) / len(finals)
+    print(f"final quarter over {len(finals)} seeds: mean {mean:.3f}, {min(finals):.3f} to {max(finals):.3f}")
 
 
 if __name__ == "__main__":
