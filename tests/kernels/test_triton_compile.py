@@ -25,8 +25,8 @@ from lifelong.kernels import triton_chunked, triton_recurrent, triton_step
 from .triton_compile_job import inputs, launch_sequence
 from .triton_compile_only import SHARED_MEMORY, compile_only
 
-# Half a minute to a minute of one core a target, when nothing is in Triton's cache.
-SECONDS_PER_TARGET = 300
+# The job limits its own processor time; this is for a machine that has other things to do.
+SECONDS_PER_TARGET = 1800
 
 
 @pytest.fixture(scope="module", params=SHARED_MEMORY)
@@ -66,14 +66,14 @@ def test_every_kernel_compiles_and_keeps_its_state_in_registers(target: str, com
 
 @pytest.mark.slow
 def test_places_in_memory_are_computed_with_64_bits(compiled: list[dict[str, Any]]) -> None:
-    """Elements past 2^31 are reached: all products are 64 bits wide, but for those that stay below the length."""
+    """Elements past 2^31 are reached: all products are 64 bits wide, but for steps of one life and rows of one state."""
     for kernel in compiled:
         place = re.search(r"%(\w+) = tt.get_program_id x : i32", kernel["ttir"])
         assert place, describe(kernel)
         for line in re.findall(rf".*= .*%{place[1]}\b.*", kernel["ttir"]):
             assert "get_program_id" in line or re.search(r"arith\.extsi .* : i32 to i64", line), line
         for line in re.findall(r".*arith\.muli .* : (?:tensor<.*xi32>|i32)\b.*", kernel["ttir"]):
-            assert re.search(r"arith\.muli %chunk\w*, %c16_i32", line), line
+            assert re.search(r"arith\.muli %(chunk|value_block)\w*, %c\d+_i32", line), line
 
 
 def describe(kernel: dict[str, Any]) -> str:

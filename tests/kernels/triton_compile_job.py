@@ -7,6 +7,7 @@ A process of its own, because a compiler that lost its way can only be stopped f
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from typing import Any
 
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from lifelong.kernels import triton_chunked, triton_recurrent, triton_step
 from lifelong.kernels.triton_common import Inputs, Result
+
+# About 60 are needed where nothing is in Triton's cache.
+CPU_SECONDS = 240
 
 _LIVES, _STEPS, _HEADS = 3, 33, 4
 _PER_HEAD = torch.tensor([True, False, True, True])
@@ -73,6 +77,8 @@ def launch_sequence(kernels: Any, width: int, *, gradient_of_state: bool = True,
 
 def main(target: str) -> None:
     """Compile and report. The chunked kernels multiply in float32 where the target knows no product of three."""
+    # Of this process, and of each assembler that it starts: one bad choice of blocks took 700 s.
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     from triton_compile_only import compile_only
 
     if target.startswith("gfx"):
