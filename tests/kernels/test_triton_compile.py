@@ -66,7 +66,7 @@ def test_every_kernel_compiles_and_keeps_its_state_in_registers(target: str, com
 
 @pytest.mark.slow
 def test_places_in_memory_are_computed_with_64_bits(compiled: list[dict[str, Any]]) -> None:
-    """Elements past 2^31 are reached: all products are 64 bits wide, but for steps of one life and rows of one state."""
+    """Elements past 2^31 are reached: products are 64 bits wide, but for steps of one life and rows of one state."""
     for kernel in compiled:
         place = re.search(r"%(\w+) = tt.get_program_id x : i32", kernel["ttir"])
         assert place, describe(kernel)
