@@ -96,7 +96,7 @@ def test_other_numbers_of_lives_and_steps_compile_nothing_new(kernels: Any) -> N
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_more_heads_in_all_than_the_second_axis_of_a_grid_can_hold(kernels: Any) -> None:
     with compile_only("sm_90") as compiled:
-        launch_sequence(kernels, 1, lives=20_000, steps=1)
+        launch_sequence(kernels, 16, lives=20_000, steps=1)
     assert compiled
     for kernel in compiled:
         assert kernel.grid == (80_000,)
