@@ -78,6 +78,8 @@ class Lives:
         self.state = agent.core.initial_state(env.num_lives, device=device)
         self.last = agent.initial_previous(env.num_lives)
         self.reset = torch.ones(env.num_lives, dtype=torch.bool, device=device)
+        # Steps since the hidden rule changed, [B], at the observation that is acted on next; None where nobody says.
+        self.rule_age: Tensor | None = None
         self.observation: Observation | None = (
             None  # the environment starts on first use: loading a state must not reset it
         )
@@ -102,7 +104,8 @@ class Lives:
             index = int(step.reward.isfinite().logical_not().nonzero()[0])
             life_step = int(self.statistics.life_step[index])
             raise NonFinite(f"the reward of life {index} at its step {life_step} is {float(step.reward[index])}")
-        self.statistics.add(step.reward, step.terminated | step.truncated, step.soft_reset, step.privileged)
+        self.statistics.add(step.reward, step.terminated | step.truncated, step.soft_reset, self.rule_age)
+        self.rule_age = step.privileged.get("steps_since_change")
         self.state = policy.state
         self.observation = step.observation
         self.reset = step.terminated | step.truncated
@@ -148,6 +151,7 @@ class Lives:
         return {
             "memory": self.memory().to_dict(),
             "reset": self.reset,
+            "rule_age": self.rule_age,
             "observation": self.observation,
             "generator": self.generator.get_state(),
             "statistics": self.statistics.state_dict(),
@@ -158,7 +162,7 @@ class Lives:
         memory = TensorDict.from_dict(state["memory"], batch_size=size)
         self.state, self.last = memory["core"], memory["previous"]
         self.state.batch_size = self.last.batch_size = self.last["observation"].batch_size = torch.Size(size)
-        self.reset, self.observation = state["reset"], state["observation"]
+        self.reset, self.observation, self.rule_age = state["reset"], state["observation"], state["rule_age"]
         self.generator.set_state(state["generator"])
         self.statistics.load_state_dict(state["statistics"])
 

@@ -47,8 +47,12 @@ class LifeStatistics:
         self.change_reward = torch.zeros(len(CHANGE_AGES), dtype=torch.float64)
         self.change_count = torch.zeros(len(CHANGE_AGES), dtype=torch.float64)
 
-    def add(self, reward: Tensor, life_end: Tensor, soft_reset: Tensor, privileged: Mapping[str, Tensor]) -> None:
-        """One step of all lives: reward [B], life_end and soft_reset [B] bool."""
+    def add(self, reward: Tensor, life_end: Tensor, soft_reset: Tensor, rule_age: Tensor | None) -> None:
+        """One step of all lives: reward [B], life_end and soft_reset [B] bool, rule_age [B] int64.
+
+        ``rule_age`` is how many steps ago the hidden rule changed by which the reward was given; None where nobody
+        says.
+        """
         reward = reward.double().cpu()
         total = reward.sum()
         self.total_reward += total
@@ -58,8 +62,8 @@ class LifeStatistics:
         self.episode_return += reward
         self.episode_length += 1
         self.life_step += 1
-        if "steps_since_change" in privileged:
-            self._add_change(reward, privileged["steps_since_change"].cpu())
+        if rule_age is not None:
+            self._add_change(reward, rule_age.cpu())
         ended = (life_end | soft_reset).cpu()
         if ended.any():
             finished = self.episode_return[ended].tolist()

@@ -160,3 +160,16 @@ def test_an_environment_on_another_device_changes_nothing(scripted_env, make_age
     (segment,), _ = collect(env, agent, [32])
     for key in expected.keys(include_nested=True, leaves_only=True):
         assert torch.equal(segment[key], expected[key]), key
+
+
+def test_a_reward_counts_for_the_rule_that_was_in_force_when_it_was_earned(scripted_env, make_agent):
+    """Privileged fields describe the observation that they come with; the reward belongs to the one before.
+
+    The script says ``steps_since_change = t`` with the observation that follows step t, and nothing with the first.
+    """
+    env = scripted_env(lives=2, steps=12)
+    _, lives = collect(env, make_agent(env), [12])
+    # Step 0 has no age; steps 1 to 10 have the ages 0 to 9; step 11 the age 10.
+    assert lives.statistics.change_count.tolist()[:2] == [20, 2]
+    expected = env.rewards[1:11].double().sum()
+    assert abs(float(lives.statistics.change_reward[0] - expected)) < 1e-9
