@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test check install bench clean
+.PHONY: train test check install bench device-check clean
 
 train: install  ## run the default experiment to its end
 	$(BIN)/lifelong train experiment=switching_bandit
@@ -18,6 +18,9 @@ check: install links  ## lint, format, types, and the direction of imports
 	$(BIN)/ruff format --check .
 	MYPYPATH=.links $(BIN)/mypy -p lifelong.kernels -p lifelong.memory -p lifelong.envs -p lifelong.agents -p lifelong.experiments
 	$(BIN)/lint-imports
+
+device-check: install  ## on a machine with a GPU: correctness, then speed; writes kernels/RESULTS.md
+	$(BIN)/python benchmarks/device_check.py
 
 bench: install
 	$(BIN)/lifelong bench
