@@ -1,10 +1,16 @@
 /* Fast weights on a CPU: the recurrence step by step, and its gradient in two passes that store no states.
  *
+ * native_vector.h  short vectors        native_forward.h   the forward pass and the single step
+ * native_sweep.h   states in order      native_backward.h  the two passes of the gradient
+ * native_memory.h  one life and head    native_call.h      what Python hands over
+ *
  * For one life and head, S is the state [value_dim, key_dim], k the key written, p the key erased with, q the query:
  *
  *     S^-  = S diag(a)                    e = v - S^- p   (or v - S p: error_before_decay)
  *     u    = b psi(e)                     (psi(v) where the head does not erase)
  *     S    = S^- + u k^T                  o = S q
+ *
+ * and with momentum M = c M + u k^T, S = S^- + M.
  *
  * Forward. The write of step t and the reads of step t+1 share one sweep over S, because S_t q = S^- q + (k.q) u: each
  * element is loaded once, updated, multiplied by p and q of the next step, and stored. S is held transposed, rows over
@@ -15,10 +21,11 @@
  * S rebuilt from e, held as rows over value_dim and lanes over key_dim, and gives dq and the erase half of dk. The decay
  * needs S and D together, but <S_t, D_t> telescopes:
  *     d log a_t = <S^-_t, D^-_t> = <S_T, D_T> + sum over s >= t of (q.dq - k.dk_write + p.dk_erase),
- * up to the next reset. It holds per key channel too.
+ * up to the next reset. It holds per key channel too. With momentum it gives the gradients of the decay and of c only
+ * together; that of c, <M_{t-1}, N_t> with N = dL/dM, is taken from M itself, rebuilt segment by segment in pass 1.
  *
  * Every (life, head) is computed alone and in the same order whatever the batch and the number of threads, so its
- * numbers are the same to the last bit. A one-step call does the same arithmetic as one step of a sequence.
+ * numbers are the same to the last bit. The single step does the same arithmetic as one step of a sequence.
  */
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,8 +1,7 @@
 /* Short vectors of `real`: loads, stores, transposition and horizontal sums.
  *
  * Written with the vector extensions that GCC and Clang share, so that one source serves AVX-512, AVX2, SSE2 and NEON,
- * and so that the sums that matter stay in registers (left to itself the compiler keeps them in memory, which made the
- * forward pass 2.5 times slower).
+ * the running sums of a sweep stay in registers, and the order of every addition is the source's.
  */
 #ifndef LIFELONG_NATIVE_VECTOR_H
 #define LIFELONG_NATIVE_VECTOR_H
