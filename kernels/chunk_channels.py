@@ -28,31 +28,34 @@ class ChunkMatrices(NamedTuple):
 
 def channel_matrices(
     readers: Tensor,
-    key: Tensor,
-    write_rate: Tensor,
+    written: Tensor,
     log_decay: Tensor,
     reset: Tensor | None,
     *,
     error_before_decay: bool,
     learned_reset: bool,
 ) -> ChunkMatrices:
-    """readers `[N, B, H, 2, C, Dk]` (erase keys, queries), key, log_decay `[N, B, H, C, Dk]`; C a power of two."""
-    size = key.shape[-2]
-    seen = visible(size, reset, key.device).to(key.dtype)
-    steps = torch.arange(size, device=key.device)
+    """The matrices of one call; C a power of two.
+
+    readers: `[N, B, H, 2, C, Dk]`, erase keys and queries; written: `[N, B, H, C, Dk]`, keys times write rates;
+    log_decay: `[N, B, H, C, Dk]`; reset: `[N, B, C]`.
+    """
+    size = written.shape[-2]
+    seen = visible(size, reset, written.device).to(written.dtype)
+    steps = torch.arange(size, device=written.device)
     up_to = torch.stack([steps - 1 if error_before_decay else steps, steps])  # the last decay before each reading
 
     def kept(start: Tensor, stop: Tensor) -> Tensor:
         """What the decays of steps start, ..., stop leave: `[..., Dk]`, the dimensions of start and stop before it."""
         included = (steps >= start[..., None]) & (steps <= stop[..., None])
-        total = included.flatten(0, -2).to(key.dtype) @ log_decay
+        total = included.flatten(0, -2).to(written.dtype) @ log_decay
         return total.exp().unflatten(-2, included.shape[:-1])
 
     seen, exit_seen = seen[..., :-1, :], seen[..., -1, :]
     entry = seen[..., 0].unflatten(-1, (2, size))[..., None]
     planes = [readers * kept(torch.zeros_like(up_to), up_to) * entry]
     last = torch.full_like(steps, size - 1)
-    writes = key * kept(steps + 1, last) * (exit_seen[..., 1:] * write_rate)[..., None]
+    writes = written * kept(steps + 1, last) * exit_seen[..., 1:, None]
     carry = (kept(steps[:1], last[:1]) * exit_seen[..., :1, None])[..., None, :]
 
     if learned_reset and reset is not None:
@@ -64,8 +67,7 @@ def channel_matrices(
         zero, one = torch.zeros_like(carry), torch.ones_like(carry)
         carry = torch.cat([torch.cat([carry, fresh[..., -1:, None, :]], -2), torch.cat([zero, one], -2)], -3)
 
-    products = _decayed_products(readers, key, up_to, kept)
-    coupling = products.flatten(-3, -2) * (seen[..., 1:] * write_rate[..., None, :])
+    coupling = _decayed_products(readers, written, up_to, kept).flatten(-3, -2) * seen[..., 1:]
     return ChunkMatrices(torch.cat(planes, -1).flatten(-3, -2), coupling, writes, carry)
 
 
@@ -76,20 +78,21 @@ def _since_reset(log_decay: Tensor, reset: Tensor) -> Tensor:
     return (included.to(log_decay.dtype) @ log_decay).exp() * (segment > 0)[:, :, None, :, None]
 
 
-def _decayed_products(readers: Tensor, key: Tensor, up_to: Tensor, kept: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """`[..., 2, C, C]` lower triangular: sum_d readers[i, d] key[j, d] exp(log-decays of d over (j, up_to[i]])."""
-    size = key.shape[-2]
-    steps = torch.arange(size, device=key.device)
-    blocks = torch.linalg.vecdot(readers, key[..., None, :, :])[..., None, None]
+def _decayed_products(
+    readers: Tensor, written: Tensor, up_to: Tensor, kept: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """`[..., 2, C, C]` lower triangular: sum_d readers[i, d] written[j, d] exp(log-decays of d over (j, up_to[i]])."""
+    size = written.shape[-2]
+    steps = torch.arange(size, device=written.device)
+    blocks = torch.linalg.vecdot(readers, written[..., None, :, :])[..., None, None]
     half = 1
     while half < size:
         pairs = size // (2 * half)
         early, late = (part.flatten() for part in steps.view(pairs, 2, half).unbind(1))
         midpoint = late // half * half
-        reader = _halves(readers, half)[1] * kept(midpoint.expand_as(up_to[:, late]), up_to[:, late]).unflatten(
-            -2, (pairs, half)
-        )
-        writer = _halves(key, half)[0] * kept(early + 1, midpoint - 1).unflatten(-2, (pairs, half))
+        kept_after = kept(midpoint.expand(2, -1), up_to[:, late]).unflatten(-2, (pairs, half))
+        kept_before = kept(early + 1, midpoint - 1).unflatten(-2, (pairs, half))
+        reader, writer = _halves(readers, half)[1] * kept_after, _halves(written, half)[0] * kept_before
         across = reader @ writer[..., None, :, :, :].mT
         first, second = blocks.unflatten(-3, (pairs, 2)).unbind(-3)
         blocks = torch.cat([torch.cat([first, torch.zeros_like(across)], -1), torch.cat([across, second], -1)], -2)

@@ -163,8 +163,7 @@ def _channel_matrices(call: FastWeightCall, chunks: Chunks) -> ChunkMatrices:
     erase_key = call.key if call.erase_key is None else call.erase_key
     return channel_matrices(
         torch.stack([chunks.split(erase_key), chunks.split(call.query)], -3),
-        chunks.split(call.key),
-        chunks.split(call.write_rate),
+        chunks.split(call.key) * chunks.split(call.write_rate)[..., None],
         chunks.split(call.log_decay),
         None if call.reset is None else chunks.split_shared(call.reset),
         error_before_decay=call.error_before_decay,
