@@ -44,7 +44,7 @@ def call(**changes: Any) -> None:
         ({"reset_state": torch.zeros(2, 8, 5)}, r"reset_state must be a tensor of shape \[2, 5, 8\], got \[2, 8, 5\]"),
         ({"initial_state": torch.zeros(2, 2, 8, 5)}, r"initial_state must be \[2, 2, 5, 8\] of torch.float32"),
         ({"initial_state": torch.zeros(2, 2, 5, 8).double()}, r"state must be .* torch.float32 .* got .*float64"),
-        ({"initial_state": MomentumState(torch.zeros(1), torch.zeros(1))}, r"initial_state must be a tensor when momentum"),
+        ({"initial_state": MomentumState(torch.zeros(1), torch.zeros(1))}, r"initial_state must be a tensor when"),
         ({"error_function": "huber"}, r"error_function must be an ErrorFunction such as huber\(1.0\), got 'huber'"),
         ({"implementation": "chunky"}, r'must be one of auto, reference, chunked.*did you mean "chunked"\?'),
     ],
