@@ -41,7 +41,7 @@ class CsvTable:
             self._rewrite(read_rows(self.path))
         row = {"frames": frames, **values}
         with self.path.open("a", newline="") as file:
-            csv.writer(file).writerow([row.get(column, "") for column in self.columns])
+            csv.writer(file, lineterminator="\n").writerow([row.get(column, "") for column in self.columns])
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         lines = [self.columns, *([row.get(column, "") for column in self.columns] for row in rows)]

@@ -171,8 +171,8 @@ class Latest(MemoryCore):
     '''Remembers nothing; one option.'''
 
     def __init__(self, dim: int, gain: float = 1.0) -> None:
-        super().__init__()
-        self.dim, self.gain = dim, gain
+        super().__init__(dim)
+        self.gain = gain
 
     def forward(self, inputs, state, reset=None):
         return inputs * self.gain, state
@@ -213,7 +213,7 @@ def test_a_core_and_an_environment_of_ones_own_train_by_name_and_a_nan_names_its
     result = lifelong("train", *words, "frames=100000", "checkpoint.every_frames=128", "out=run")
     assert result.returncode == 1
     message = result.stderr.strip().splitlines()[-1]
-    assert "NaN" in message
+    assert "is nan, not a finite number" in message
     assert "environment 0" in message
     assert "300" in message
     assert "the last good checkpoint is run/checkpoints/frames_" in message

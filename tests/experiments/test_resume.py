@@ -63,7 +63,7 @@ def wait_for_frames(run: Path, frames: int, process) -> None:
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_killed_and_resumed_is_the_same_as_in_one_go(lifelong_process, start, tmp_path, tiny, name):
-    words = [*ENVIRONMENTS[name], *tiny, "frames=5120", "checkpoint.every_frames=640"]
+    words = [*ENVIRONMENTS[name], *tiny, "frames=3840", "checkpoint.every_frames=640"]
     whole = lifelong_process("train", *words, "out=whole")
     assert whole.returncode == 0, whole.stderr
     process = start("train", *words, "out=killed")
