@@ -9,7 +9,9 @@ from lifelong.envs.batched import TensorEnv
 from lifelong.envs.delayed_credit import DelayedCredit
 from lifelong.envs.drift_bandit import DriftBandit
 from lifelong.envs.drift_torus import DriftTorus
+from lifelong.envs.goal_memory import GoalMemory
 from lifelong.envs.long_tmaze import LongTMaze
+from lifelong.envs.markov_stream import MarkovStream
 from lifelong.envs.recall_stream import RecallStream
 from lifelong.envs.switching_bandit import SwitchingBandit
 
@@ -18,7 +20,9 @@ BATCHED_ENVS: tuple[type[TensorEnv[Any]], ...] = (
     DelayedCredit,
     DriftBandit,
     DriftTorus,
+    GoalMemory,
     LongTMaze,
+    MarkovStream,
     RecallStream,
     SwitchingBandit,
 )

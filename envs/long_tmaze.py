@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lifelong.envs.base import Observation, References
 from lifelong.envs.batched import Change
-from lifelong.envs.open_loop import OpenLoopEnv
+from lifelong.envs.open_loop import TimeIndexedEnv
 from lifelong.envs.options import check_choice, check_count, check_number
 from lifelong.envs.random_streams import Channel, Stream, hashed_uniform, integers
 from lifelong.envs.registry import register_env
@@ -29,7 +29,7 @@ class LongTMazeWorld(NamedTuple):
 
 
 @register_env("long_tmaze")
-class LongTMaze(OpenLoopEnv[LongTMazeWorld]):
+class LongTMaze(TimeIndexedEnv[LongTMazeWorld]):
     """Remember one bit over a corridor of N cells, then the next one, and so on: the endless T-maze.
 
     At the start a cue, left or right, is shown; then comes a corridor of N cells that look alike, then the junction. A

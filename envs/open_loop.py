@@ -22,8 +22,7 @@ class Stretch(NamedTuple):
 
 
 class OpenLoopEnv(TensorEnv[World]):
-    """A batched environment whose world at a time is a function of the birth, the time and that step's random
-    numbers."""
+    """A batched environment whose worlds do not depend on the actions, so that a stretch of them is had at once."""
 
     @property
     def closed_loop(self) -> str | None:
@@ -32,8 +31,17 @@ class OpenLoopEnv(TensorEnv[World]):
         return None if self.life_steps is None else f"life_steps={self.life_steps}"
 
     @abstractmethod
-    def at_time(self, world: World, time: Tensor, draws: Mapping[str, Tensor]) -> World:
-        """``world`` as it is at life step ``time`` [B] int64; everything but the birth's part of it is set anew."""
+    def unroll(self, world: World, time: Tensor, draws: Mapping[str, Tensor]) -> World:
+        """The worlds that follow ``world``, bit-equal to stepping.
+
+        Args:
+            world: fields [B, ...].
+            time: [T, B] int64, the life steps of the T worlds to come.
+            draws: of the T steps that lead there, [T B, width] by channel, time first.
+
+        Returns:
+            Fields [T B, ...], time first.
+        """
 
     def stream(self, steps: int) -> Stretch:
         """The present observation and the ``steps - 1`` that follow, bit-equal to stepping; then moves on by ``steps``.
@@ -49,13 +57,8 @@ class OpenLoopEnv(TensorEnv[World]):
             raise ValueError(f"{self.name}: stream() is for lives without end or choice; {self.closed_loop} is set")
         state = self.state
         ahead = torch.arange(1, steps + 1, dtype=torch.int64, device=self.device)[:, None]  # [T, 1]
-
-        def repeat(value: Tensor) -> Tensor:
-            return value.expand(steps, *value.shape).flatten(0, 1)  # [B, ...] -> [T B, ...], time first
-
-        later = self.world_type(*map(repeat, state.world))
-        draws = self._steps.draw(repeat(state.step_keys), (state.clock + ahead - 1).flatten())
-        later = self.at_time(later, (state.life_step + ahead).flatten(), draws)
+        draws = self._steps.draw(repeat_in_time(state.step_keys, steps), (state.clock + ahead - 1).flatten())
+        later = self.unroll(state.world, state.life_step + ahead, draws)
         last = self.world_type(*(field[-self.num_lives :] for field in later))
         self._state = state._replace(clock=state.clock + steps, life_step=state.life_step + steps, world=last)
 
@@ -67,3 +70,21 @@ class OpenLoopEnv(TensorEnv[World]):
 
         observation = from_now(self.observe(state.world), self.observe(later))
         return Stretch(observation, from_now(self.describe(state.world), self.describe(later)))
+
+
+class TimeIndexedEnv(OpenLoopEnv[World]):
+    """An open-loop environment whose world at a time is a function of the birth, the time and that step's random
+    numbers."""
+
+    @abstractmethod
+    def at_time(self, world: World, time: Tensor, draws: Mapping[str, Tensor]) -> World:
+        """``world`` as it is at life step ``time`` [B] int64; everything but the birth's part of it is set anew."""
+
+    def unroll(self, world: World, time: Tensor, draws: Mapping[str, Tensor]) -> World:
+        repeated = self.world_type(*(repeat_in_time(field, len(time)) for field in world))
+        return self.at_time(repeated, time.flatten(), draws)
+
+
+def repeat_in_time(value: Tensor, steps: int) -> Tensor:
+    """[B, ...] -> [T B, ...], time first."""
+    return value.expand(steps, *value.shape).flatten(0, 1)

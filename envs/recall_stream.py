@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lifelong.envs.base import Observation, References
 from lifelong.envs.batched import Change
-from lifelong.envs.open_loop import OpenLoopEnv
+from lifelong.envs.open_loop import TimeIndexedEnv
 from lifelong.envs.options import check_count, check_probability
 from lifelong.envs.random_streams import Channel, Stream, hashed_uniform, integers
 from lifelong.envs.registry import register_env
@@ -33,7 +33,7 @@ class RecallStreamWorld(NamedTuple):
 
 
 @register_env("recall_stream")
-class RecallStream(OpenLoopEnv[RecallStreamWorld]):
+class RecallStream(TimeIndexedEnv[RecallStreamWorld]):
     """How far back does a memory reach, in decades of steps, when it must go on writing all the time?
 
     There are G groups of keys; each key of group g is bound to a new value, uniform over V, every T_g = base^g steps.

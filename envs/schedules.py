@@ -203,8 +203,13 @@ class Markov(Schedule):
         return (uniform * self.regimes).floor()
 
     def advance(self, state: Tensor, uniform: Tensor) -> Tensor:
-        other = (state + 1 + (uniform[:, 1:] * (self.regimes - 1)).floor()).remainder(self.regimes)
-        return torch.where(uniform[:, :1] < self.hazard, other, state)
+        return (state + self.shift(uniform)).remainder(self.regimes)
+
+    def shift(self, uniform: Tensor) -> Tensor:
+        """What is added to the regime, modulo M: 0, or with probability ``hazard`` a number in 1..M-1; [B, 1]
+        float64."""
+        other = 1 + (uniform[:, 1:] * (self.regimes - 1)).floor()
+        return other.masked_fill(uniform[:, :1] >= self.hazard, 0.0)
 
     def value(self, state: Tensor) -> Tensor:
         return state[:, 0]
