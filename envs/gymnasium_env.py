@@ -20,13 +20,15 @@ from torch import Tensor
 
 from lifelong.envs.base import BatchedEnv, EnvironmentFault, Observation, References, Step, UnsupportedSpace
 from lifelong.envs.episode_references import EPISODE_REFERENCES
+from lifelong.envs.life_wrapper import PRIVILEGED, SOFT_RESET, soft_reset
 from lifelong.envs.options import check_choice, check_count
 from lifelong.envs.registry import register_env
 from lifelong.envs.spaces import ActionLayout, ObservationFault, ObservationLayout, action_layout, observation_layout
+from lifelong.envs.wrappers import ends_of_episodes, wrap_environments
 
 ResetMemory = Literal["episode", "life"]
 RESET_MEMORY = ("episode", "life")
-_STATE_FORMAT = 1
+_STATE_FORMAT = 2
 
 
 class GymnasiumEnv(BatchedEnv):
@@ -36,6 +38,9 @@ class GymnasiumEnv(BatchedEnv):
     (where it says both, termination wins: there is nothing to bootstrap from). With ``"life"`` those ends are soft
     resets; only ``life_steps`` cuts a life. When the cut falls on the end of an episode, ``final_observation`` is the
     first of the episode that the life would have gone on with, which is what its value must be taken from.
+
+    What an environment says in ``info["privileged"]`` (see ``life_wrapper``) goes to ``Step.privileged``, and in
+    ``info["soft_reset"]`` to ``Step.soft_reset``; all else in ``info`` is dropped.
 
     Args:
         environments: B environments, used by this object alone.
@@ -81,19 +86,29 @@ class GymnasiumEnv(BatchedEnv):
         self._life_step = np.zeros(self.num_lives, np.int64)
         self._total_steps = 0
         self._started = False
+        self.privileged: dict[str, Tensor] = {}
+
+    @property
+    def environments(self) -> tuple[gymnasium.Env[Any, Any], ...]:
+        """The environments themselves, one per life, to look at."""
+        return tuple(self._environments)
 
     def reset(self) -> Observation:
         """First observations of new lives. The seeds are used once: a second call draws on from the same streams."""
         arrays = self._observations.allocate(self.num_lives)
         self._life_step.fill(0)
+        infos: list[Mapping[str, Any]] = []
         index = 0
         try:
             for index, environment in enumerate(self._environments):
                 seed = None if self._started else self._seeds[index]
-                self._observations.write(arrays, index, environment.reset(seed=seed)[0])
+                observation, info = environment.reset(seed=seed)
+                self._observations.write(arrays, index, observation)
+                infos.append(info)
         except Exception as error:
             raise self._fault(index, error) from error
         self._started = True
+        self.privileged = _privileged(infos)
         return self._finish(arrays)
 
     def step(self, action: Tensor) -> Step:
@@ -109,41 +124,47 @@ class GymnasiumEnv(BatchedEnv):
             cut = (self._life_step >= self._life_steps).tolist()
 
         rewards = np.zeros(self.num_lives, np.float32)
-        terminated, truncated, soft_reset = np.zeros((3, self.num_lives), np.bool_)
+        terminated, truncated, restarted = np.zeros((3, self.num_lives), np.bool_)
         observations = self._observations.allocate(self.num_lives)
         final_observations: list[np.ndarray] | None = None
         write, lifelong = self._observations.write, self.lifelong
+        infos: list[Mapping[str, Any]] = []
         index = 0
         try:
             for index, environment in enumerate(self._environments):
-                observation, rewards[index], is_terminated, is_truncated, _ = environment.step(actions[index])
+                observation, rewards[index], is_terminated, is_truncated, info = environment.step(actions[index])
                 episode_over = is_terminated or is_truncated
+                restarted[index] = info.get(SOFT_RESET, False)
                 if episode_over or cut[index]:
                     life_over = cut[index] if lifelong else True
                     if lifelong and episode_over:
-                        observation = environment.reset()[0]
-                        soft_reset[index] = not life_over
+                        observation, info = soft_reset(environment)
+                        restarted[index] = True
                     if life_over:
+                        restarted[index] = False
                         terminated[index] = is_terminated and not lifelong
                         truncated[index] = not terminated[index]
                         if final_observations is None:
                             final_observations = self._observations.allocate(self.num_lives)
                         write(final_observations, index, observation)
-                        observation = environment.reset()[0]
+                        observation, info = environment.reset()
                 write(observations, index, observation)
+                infos.append(info)
         except Exception as error:
             raise self._fault(index, error) from error
         if not np.isfinite(rewards).all():
             index = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise self._fault(index, f"the reward is {rewards[index]}, not a finite number")
         final = None if final_observations is None else self._finish(final_observations)
+        self.privileged = _privileged(infos)
         step = Step(
             observation=self._finish(observations),
             reward=torch.from_numpy(rewards),
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
-            soft_reset=torch.from_numpy(soft_reset),
+            soft_reset=torch.from_numpy(restarted),
             final_observation=final,
+            privileged=self.privileged,
         )
         if final is not None:
             self._life_step[terminated | truncated] = 0
@@ -168,6 +189,7 @@ class GymnasiumEnv(BatchedEnv):
             "life_step": torch.from_numpy(self._life_step.copy()),
             "total_steps": self._total_steps,
             "started": self._started,
+            "privileged": dict(self.privileged),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -179,6 +201,7 @@ class GymnasiumEnv(BatchedEnv):
         self._life_step = state["life_step"].numpy().copy()
         self._total_steps = int(state["total_steps"])
         self._started = bool(state["started"])
+        self.privileged = dict(state["privileged"])
 
     def close(self) -> None:
         for environment in self._environments:
@@ -192,6 +215,12 @@ class GymnasiumEnv(BatchedEnv):
 
     def _fault(self, index: int, reason: object) -> EnvironmentFault:
         return environment_fault(self.name, index, int(self._life_step[index]), self._total_steps, reason)
+
+
+def _privileged(infos: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """What the environments tell of what is hidden, side by side: [B, ...] by name."""
+    told = [info.get(PRIVILEGED, {}) for info in infos]
+    return {key: torch.from_numpy(np.stack([np.asarray(one[key]) for one in told])) for key in told[0]}
 
 
 def environment_fault(
@@ -245,6 +274,7 @@ def make_gymnasium(
     life_steps: int | None = None,
     max_episode_steps: int | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Mapping[str, Any]] = (),
 ) -> GymnasiumEnv:
     """B environments of a Gymnasium id.
 
@@ -256,15 +286,19 @@ def make_gymnasium(
         life_steps: with reset_memory="life", cut a life after this many steps; None: never.
         max_episode_steps: truncate episodes after this many steps; None: the id's own limit; -1: no limit.
         kwargs: passed on to ``gymnasium.make``.
+        wrappers: what is put around each environment, the innermost first: ``name`` and options, see ``wrappers``.
 
     Raises:
-        ValueError: an unknown id or option.
+        ValueError: an unknown id or option, or a wrapper that does not fit.
         UnsupportedSpace: an observation or action space that is not served.
     """
     check_count("gymnasium", "num_lives", num_lives)
     limit = episode_limit("gymnasium", "max_episode_steps", max_episode_steps)
     options = dict(kwargs or {})
+    if ends_of_episodes("gymnasium", wrappers, reset_memory, "max_episode_steps", limit) == "none":
+        limit = -1
     environments = [build_environment("gymnasium", id, limit, options) for _ in range(num_lives)]
+    environments = wrap_environments("gymnasium", environments, wrappers)
     try:
         observations = observation_layout(environments[0].observation_space, id)
         actions = action_layout(environments[0].action_space, id)
@@ -281,7 +315,7 @@ def make_gymnasium(
         seed=seed,
         reset_memory=reset_memory,
         life_steps=life_steps,
-        references=None if limit is not None or options else EPISODE_REFERENCES.get(id),
+        references=None if limit is not None or options or wrappers else EPISODE_REFERENCES.get(id),
     )
 
 

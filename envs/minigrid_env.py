@@ -33,8 +33,9 @@ from lifelong.envs.minigrid_observation import PartialView
 from lifelong.envs.options import check_choice, check_count
 from lifelong.envs.registry import register_env
 from lifelong.envs.spaces import DiscreteActions, Entry, ObservationLayout
+from lifelong.envs.wrapper_continuing import NO_STEP_LIMIT, ConstantReward
+from lifelong.envs.wrappers import ends_of_episodes, wrap_environments
 
-_NO_LIMIT = 2**62
 _MEMORY_ACTIONS = ("left", "right", "forward")
 
 
@@ -54,6 +55,7 @@ def make_minigrid(
     reset_memory: ResetMemory = "episode",
     life_steps: int | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Mapping[str, Any]] = (),
 ) -> GymnasiumEnv:
     """B environments of a MiniGrid or BabyAI id.
 
@@ -72,9 +74,11 @@ def make_minigrid(
         reset_memory: "episode": ends of episodes end the life; "life": they are soft resets.
         life_steps: with reset_memory="life", cut a life after this many steps; None: never.
         kwargs: passed on to ``gymnasium.make``.
+        wrappers: what is put around each environment, the innermost first: ``name`` and options, see ``wrappers``.
+            ``action_remap`` permutes the agent's ``actions`` unless it names others.
 
     Raises:
-        ValueError: an unknown id, action or option value.
+        ValueError: an unknown id, action or option value, or a wrapper that does not fit.
         UnsupportedSpace: the id is no MiniGrid environment, or wraps its image away.
     """
     check_count("minigrid", "num_lives", num_lives)
@@ -84,8 +88,9 @@ def make_minigrid(
         raise ValueError(f"minigrid: view_size={view_size} is not allowed; allowed: odd integers of at least 3")
     options = dict(kwargs or {})
     limit = episode_limit("minigrid", "max_steps", max_steps)
+    ends_of_episodes("minigrid", wrappers, reset_memory, "max_steps", limit)
     if limit is not None:
-        options["max_steps"] = _NO_LIMIT if limit == -1 else limit
+        options["max_steps"] = NO_STEP_LIMIT if limit == -1 else limit
     environments = []
     for _ in range(num_lives):
         environment = _build(id, options)
@@ -97,16 +102,17 @@ def make_minigrid(
         if see_through_walls is not None:
             base.see_through_walls = see_through_walls
         if constant_reward:
-            base._reward = _reward_of_one
+            base._reward = ConstantReward(1.0)
         environments.append(environment)
 
     actions_of_id = int(environments[0].action_space.n)
     choices = list(range(actions_of_id)) if actions is None else _action_indices(actions, actions_of_id)
+    environments = wrap_environments("minigrid", environments, wrappers, {"action_remap": {"actions": choices}})
     known = (id, int(environments[0].unwrapped.agent_view_size), tuple(choices))
-    standard = not constant_reward and see_through_walls is None and not options
+    standard = not constant_reward and see_through_walls is None and not options and not wrappers
     return GymnasiumEnv(
         environments,
-        _layout(environments[0], id, direction, mission_length if mission == "tokens" else None),
+        minigrid_layout(environments[0], id, direction, mission_length if mission == "tokens" else None),
         DiscreteActions(len(choices), choices=choices),
         name=id,
         seed=seed,
@@ -166,10 +172,6 @@ def _build(id: str, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     return QuietReset(environment) if isinstance(base, RoomGridLevel) else environment
 
 
-def _reward_of_one() -> float:
-    return 1.0
-
-
 def _action_indices(actions: Sequence[int | str], count: int) -> list[int]:
     """Actions by name or index as indices, each allowed once."""
     names = [action.name for action in Actions][:count]
@@ -191,9 +193,10 @@ def _action_indices(actions: Sequence[int | str], count: int) -> list[int]:
     return indices
 
 
-def _layout(
+def minigrid_layout(
     environment: gymnasium.Env[Any, Any], id: str, direction: bool, mission_length: int | None
 ) -> ObservationLayout:
+    """What the agent sees of a MiniGrid environment. Raises UnsupportedSpace: its image is no grid of cells."""
     space = environment.observation_space
     image = space.spaces.get("image") if isinstance(space, spaces.Dict) else None
     if not isinstance(image, spaces.Box) or image.dtype != np.uint8 or len(image.shape) != 3 or image.shape[2] != 3:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 
 _INT64_MAX = 2**63 - 1
 
@@ -36,3 +38,9 @@ def check_number(env: str, option: str, value: float, above: float | None = None
         limit = f" above {above:g}" if above is not None else f" of at least {low:g}" if low is not None else ""
         raise ValueError(f"{env}: {option}={value!r} is not allowed; allowed: a finite number{limit}")
     return float(value)
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown ``word``: the nearest of ``known``, or nothing."""
+    near = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.4)
+    return f"; did you mean {near[0]!r}?" if near else ""
