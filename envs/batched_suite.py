@@ -9,6 +9,7 @@ from lifelong.envs.batched import TensorEnv
 from lifelong.envs.delayed_credit import DelayedCredit
 from lifelong.envs.drift_bandit import DriftBandit
 from lifelong.envs.drift_torus import DriftTorus
+from lifelong.envs.forage import Forage
 from lifelong.envs.goal_memory import GoalMemory
 from lifelong.envs.long_tmaze import LongTMaze
 from lifelong.envs.markov_stream import MarkovStream
@@ -20,6 +21,7 @@ BATCHED_ENVS: tuple[type[TensorEnv[Any]], ...] = (
     DelayedCredit,
     DriftBandit,
     DriftTorus,
+    Forage,
     GoalMemory,
     LongTMaze,
     MarkovStream,
