@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.utils import RecordConstructorArgs
 
 from lifelong.envs.random_streams import Stream
 from lifelong.envs.schedules import Constant, Hazard, Markov, Schedule, Square, make_schedule
@@ -50,11 +51,12 @@ class LifeStreams:
         return np.random.default_rng(np.random.SeedSequence(self._root, spawn_key=key))
 
 
-class LifeWrapper(gymnasium.Wrapper):
+class LifeWrapper(gymnasium.Wrapper, RecordConstructorArgs):
     """A wrapper with something hidden in it. Subclasses fill in the hooks below.
 
     Args:
         env: the environment to wrap. A ValueError in one line says when the wrapper does not fit it.
+        options: the subclass's own, so that Gymnasium can write down how to build the wrapper again (``env.spec``).
 
     Attributes:
         name: how configs and messages call the wrapper.
@@ -62,8 +64,9 @@ class LifeWrapper(gymnasium.Wrapper):
 
     name: ClassVar[str]
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
+    def __init__(self, env: gymnasium.Env[Any, Any], **options: Any) -> None:
+        RecordConstructorArgs.__init__(self, **options)
+        gymnasium.Wrapper.__init__(self, env)
         self._depth: int = env._depth + 1 if isinstance(env, LifeWrapper) else 0
         self.streams = LifeStreams(self._depth)
 
@@ -148,10 +151,11 @@ class ScheduledWrapper(LifeWrapper):
     Args:
         env: the environment to wrap.
         schedule: a ``Schedule``, or its ``name`` and options.
+        options: the subclass's others.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], schedule: Schedule | Mapping[str, Any]) -> None:
-        super().__init__(env)
+    def __init__(self, env: gymnasium.Env[Any, Any], schedule: Schedule | Mapping[str, Any], **options: Any) -> None:
+        super().__init__(env, schedule=schedule, **options)
         self.schedule = schedule if isinstance(schedule, Schedule) else _schedule_of(self.name, schedule)
 
     def begin_life(self) -> None:

@@ -33,7 +33,7 @@ class Continuing(LifeWrapper):
     def __init__(
         self, env: gymnasium.Env[Any, Any], success_reward: float | None = None, failure_reward: float | None = None
     ) -> None:
-        super().__init__(env)
+        super().__init__(env, success_reward=success_reward, failure_reward=failure_reward)
         self._grid = isinstance(env.unwrapped, MiniGridEnv)
         if success_reward is not None and not self._grid:
             raise ValueError(

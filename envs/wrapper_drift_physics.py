@@ -37,7 +37,7 @@ class DriftPhysics(ScheduledWrapper):
     name = "drift_physics"
 
     def __init__(self, env: gymnasium.Env[Any, Any], schedule: Schedule | Mapping[str, Any], parameter: str) -> None:
-        super().__init__(env, schedule)
+        super().__init__(env, schedule, parameter=parameter)
         base = env.unwrapped
         if not isinstance(base, CartPoleEnv | AcrobotEnv):
             raise ValueError(f"{self.name}: fits CartPole and Acrobot, not {type(base).__name__}")

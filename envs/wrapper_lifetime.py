@@ -24,7 +24,7 @@ class Lifetime(LifeWrapper):
     name = "lifetime"
 
     def __init__(self, env: gymnasium.Env[Any, Any], episodes: int) -> None:
-        super().__init__(env)
+        super().__init__(env, episodes=episodes)
         self.episodes = check_count(self.name, "episodes", episodes)
         self._ended = 0
 

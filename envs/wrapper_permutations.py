@@ -29,10 +29,13 @@ class PermutationWrapper(ScheduledWrapper):
         env: the environment to wrap.
         schedule: constant, square, hazard or markov; its values mean nothing beyond being different.
         size: how many things are permuted.
+        options: the subclass's others.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], schedule: Schedule | Mapping[str, Any], size: int) -> None:
-        super().__init__(env, schedule)
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], schedule: Schedule | Mapping[str, Any], size: int, **options: Any
+    ) -> None:
+        super().__init__(env, schedule, **options)
         self._regimes = count_regimes(self.name, self.schedule)
         if (self._regimes or 2) > math.factorial(min(size, 20)):
             raise ValueError(
@@ -84,7 +87,7 @@ class ActionRemap(PermutationWrapper):
         chosen = list(range(low, high + 1)) if actions is None else list(actions)
         if len(set(chosen)) < len(chosen) or not all(_is_action(space, action) for action in chosen):
             raise ValueError(f"{self.name}: actions={chosen} are not allowed; allowed: {low} to {high}, each once")
-        super().__init__(env, schedule, len(chosen))
+        super().__init__(env, schedule, len(chosen), actions=actions)
         self._actions = chosen
         self._place = {action: place for place, action in enumerate(chosen)}
 

@@ -33,7 +33,7 @@ class Wind(ScheduledWrapper):
     def __init__(
         self, env: gymnasium.Env[Any, Any], schedule: Schedule | Mapping[str, Any], probability: float = 0.2
     ) -> None:
-        super().__init__(env, schedule)
+        super().__init__(env, schedule, probability=probability)
         self.probability = check_probability(self.name, "probability", probability)
         self._grid = isinstance(env.unwrapped, MiniGridEnv)
         if not self._grid and not isinstance(env.action_space, spaces.Discrete):

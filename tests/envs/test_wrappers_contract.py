@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import SyncVectorEnv
 from minigrid.envs import EmptyEnv
 from tensordict import TensorDict
@@ -222,6 +223,15 @@ def test_wrapped_environments_pickle_and_stand_in_gymnasiums_own_vectors() -> No
     for t in range(50):
         seen = vector.step(np.array([t % 3, 2]))[0]
         assert np.array_equal(seen["image"][0], copy.step(t % 3)[0]["image"])
+
+
+@pytest.mark.parametrize("stack", ["cart", "lake", "grid"])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # about infinite bounds, and about checking a wrapped environment
+def test_gymnasiums_checker_has_nothing_against_the_wrappers(stack: str) -> None:
+    config = STACKS[stack]
+    plain = gymnasium.make(config["id"], max_episode_steps=-1 if stack == "cart" else None)
+    (wrapped,) = wrap_environments("test", [plain], config["wrappers"])
+    check_env(wrapped, skip_render_check=True)
 
 
 def gym(id: str = "CartPole-v1", *wrappers: Any, **options: Any) -> dict[str, Any]:
