@@ -11,10 +11,11 @@ from lifelong.envs import make_env
 from lifelong.envs.registry import env_factory
 
 CONFIGS = Path(str(experiments.__file__)).parent / "configs" / "env"
-NAMES = ["gymnasium", "minigrid", "minigrid_memory_s7", "minigrid_memory_s9", "minigrid_memory_s13"]
+NAMES = ["gymnasium", "minigrid", "minigrid_memory_s7", "minigrid_memory_s9", "minigrid_memory_s13", "switch_world"]
+SIZES = ["switch_world_ci", "switch_world_full"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "popgym"])
 def test_a_config_names_every_option_with_its_default_and_a_comment(name: str) -> None:
     text = (CONFIGS / f"{name}.yaml").read_text()
     config = yaml.safe_load(text)
@@ -31,7 +32,14 @@ def test_a_config_names_every_option_with_its_default_and_a_comment(name: str) -
     assert all(" #" in line for line in text.splitlines() if line and not line.startswith(("#", "name:")))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SIZES)
+def test_another_size_has_the_same_options(name: str) -> None:
+    other, base = (yaml.safe_load((CONFIGS / f"{which}.yaml").read_text()) for which in (name, "switch_world"))
+    assert list(other) == list(base)
+    assert other != base
+
+
+@pytest.mark.parametrize("name", [*NAMES, *SIZES])
 def test_a_config_makes_its_environment(name: str) -> None:
     config = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     env = make_env({**config, "num_lives": 2, "seed": 0})
