@@ -129,7 +129,7 @@ class ContinuousHead(ActionHead):
 
     def __init__(self, low: Tensor, high: Tensor, initial_log_std: float = -0.5) -> None:
         super().__init__()
-        bounded = torch.isfinite(low) & torch.isfinite(high)
+        bounded = torch.isfinite(low) & torch.isfinite(high) & (low < high)
         centre = torch.where(bounded, (low + high) / 2, torch.zeros_like(low))
         half_range = torch.where(bounded, (high - low) / 2, torch.ones_like(low))
         for name, value in {"low": low, "high": high, "centre": centre, "half_range": half_range}.items():

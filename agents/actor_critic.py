@@ -14,6 +14,7 @@ update).
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from torchrl.data import Composite, TensorSpec
 
 from lifelong.agents.actions import make_action_head
 from lifelong.agents.encoder import Observation, ObservationEncoder
+from lifelong.agents.faults import NonFinite
 from lifelong.memory import MemoryCore
 
 
@@ -114,6 +116,8 @@ class ActorCritic(nn.Module):
         outputs, state = self.core.step(self._make_token(embedding, previous, reset), state, reset)
         trunk = self.trunk_norm(outputs)
         parameters = self.policy(trunk)
+        if not math.isfinite(float(parameters.sum())):
+            raise NonFinite("the policy's output is not finite: weights or memory have overflowed")
         if greedy:
             action = self.action_head.mode(parameters)
             log_prob = self.action_head.distribution(parameters).log_prob(action)

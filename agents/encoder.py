@@ -159,9 +159,10 @@ class _Convolution(_Reader):
 def _make_reader(key: str, spec: TensorSpec, grid: str) -> _Reader:
     if isinstance(spec, MultiCategorical):
         sizes = torch.as_tensor(spec.nvec)
-        if grid == "convolution" and len(spec.shape) == 3:
-            return _Convolution(tuple(spec.shape), 1.0, sizes[0, 0])
-        return _Grid(sizes) if len(spec.shape) == 3 else _Planes(sizes)
+        # A grid is what has the same sizes in every cell; other boxes of integers are read as they come.
+        if len(spec.shape) == 3 and bool((sizes == sizes[0, 0]).all()):
+            return _Convolution(tuple(spec.shape), 1.0, sizes[0, 0]) if grid == "convolution" else _Grid(sizes)
+        return _Planes(sizes)
     if isinstance(spec, CategoricalSpec):
         return _Planes(torch.full(tuple(spec.shape), int(spec.n)))
     if isinstance(spec, (Bounded, Unbounded, Binary)):

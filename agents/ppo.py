@@ -8,6 +8,7 @@ reads it there.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,10 @@ class PPOConfig:
         """Raise ValueError, one line, for a value that cannot work."""
         if not 1 <= self.minibatches <= num_lives:
             raise ValueError(f"algorithm.minibatches={self.minibatches}: allowed are 1 to env.num_lives={num_lives}")
+        if self.name != "ppo":
+            raise ValueError(f"algorithm.name={self.name}: allowed is 'ppo'")
+        if self.segment * num_lives < 2 * self.minibatches:
+            raise ValueError(f"algorithm.segment={self.segment}: a minibatch needs 2 steps or more")
         for name, low, high in (("gamma", 0, 1), ("gae_lambda", 0, 1), ("clip_epsilon", 0, 1)):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"algorithm.{name}={getattr(self, name)}: allowed are {low} to {high}")
@@ -57,11 +62,13 @@ class PPOConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"algorithm.{name}={getattr(self, name)}: allowed are 1 and more")
         for name in ("learning_rate", "final_learning_rate", "adam_epsilon", "max_grad_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"algorithm.{name}={getattr(self, name)}: must be above 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"algorithm.{name}={getattr(self, name)}: must be above 0 and finite")
         for name in ("weight_decay", "value_coefficient", "entropy_coefficient", "final_entropy_coefficient"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"algorithm.{name}={getattr(self, name)}: must not be below 0")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"algorithm.{name}={getattr(self, name)}: must be 0 or more and finite")
+        if self.target_kl is not None and not 0 < self.target_kl < math.inf:
+            raise ValueError(f"algorithm.target_kl={self.target_kl}: must be above 0, or null")
 
 
 class PPO:
@@ -118,7 +125,7 @@ class PPO:
         count, deviation, stop = 0, 0.0, False
         for _ in range(config.epochs):
             order = torch.randperm(segment.shape[0], generator=self.generator)
-            for lives in order.chunk(config.minibatches):
+            for lives in order.tensor_split(config.minibatches):
                 batch = segment[lives]
                 if config.normalize_advantage:
                     batch["steps", "advantage"] = _standardize(batch["steps", "advantage"])
@@ -141,6 +148,10 @@ class PPO:
                     break
             if stop:
                 break
+        if not all(bool(weight.isfinite().all()) for weight in self.agent.parameters()):
+            raise NonFinite(
+                f"update {self.updates}: the weights are not finite after its last step; learning_rate is too high"
+            )
         self.updates += 1
         mean = {name: total / count for name, total in sums.items()}
         return {
@@ -218,6 +229,8 @@ class _Actor(TensorDictModuleBase):
 
     def get_dist(self, tensordict: TensorDict) -> Distribution:
         trunk, parameters = self.agent.sequence(tensordict["steps"], tensordict["memory"])
+        if not bool(parameters.isfinite().all()):
+            raise NonFinite("the policy's output is not finite in the update; learning_rate may be too high")
         tensordict["trunk"] = trunk
         self.distribution = self.agent.action_head.distribution(parameters)
         return self.distribution

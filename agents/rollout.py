@@ -8,7 +8,6 @@ run of the core.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -100,7 +99,7 @@ class Lives:
         observation = self.observation
         policy = self.agent.step(observation, self.reset, self.state, previous, self.generator, greedy)
         step = self._step(policy.action)
-        if not math.isfinite(float(step.reward.sum())):
+        if not bool(step.reward.isfinite().all()):
             index = int(step.reward.isfinite().logical_not().nonzero()[0])
             life_step = int(self.statistics.life_step[index])
             raise NonFinite(f"the reward of life {index} at its step {life_step} is {float(step.reward[index])}")

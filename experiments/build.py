@@ -39,7 +39,7 @@ def build_env(config: RunConfig, seed: int, num_lives: int | None = None) -> Bat
         options["num_lives"] = num_lives
     try:
         return make_env({**options, "seed": seed})
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # the constructor may be anybody's
         raise UserError(f"env: {_one_line(error)}") from error
 
 
@@ -67,7 +67,13 @@ def build_agent(config: RunConfig, env: BatchedEnv, device: torch.device) -> Act
         )
     except ValueError as error:
         raise UserError(f"agent: {_one_line(error)}") from error
-    return network.to(device)
+    network = network.to(device)
+    try:  # a kernel that cannot serve the core says so at its first call; better here than in a run's folder
+        with torch.no_grad():
+            network.core(torch.zeros(1, 1, agent.width, device=device), network.core.initial_state(1, device=device))
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(f"memory: {_one_line(error)}") from error
+    return network
 
 
 def build_trainer(config: RunConfig, env: BatchedEnv, device: torch.device) -> Trainer:

@@ -139,6 +139,13 @@ def load_checkpoint(
     return int(metadata["frames"])
 
 
+def drop_later_checkpoints(folder: Path, frames: int) -> None:
+    """Remove what lies beyond ``frames``: a run that goes on from an earlier point writes its own."""
+    for path in list_checkpoints(folder):
+        if path.name > f"{_PREFIX}{frames:012d}":
+            shutil.rmtree(path)
+
+
 def verify_checkpoint(path: Path) -> dict[str, Any]:
     """Check that a checkpoint is whole and ours; returns its metadata.
 
@@ -147,13 +154,15 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
     """
     if not path.is_dir() or not Checkpoint.is_checkpoint(path):
         raise CheckpointRefused(f"{path} is not a checkpoint (no valid manifest.json in it)")
-    metadata = Checkpoint.manifest(path).get("metadata", {})
-    if metadata.get("project") != "lifelong":
+    metadata = Checkpoint.manifest(path).get("metadata")
+    if not isinstance(metadata, dict) or metadata.get("project") != "lifelong":
         raise CheckpointRefused(f"checkpoint {path} was not written by lifelong")
     try:
         digests = json.loads((path / _DIGESTS).read_text())
     except (OSError, ValueError) as error:
         raise CheckpointRefused(f"checkpoint {path}: {_DIGESTS} is missing or unreadable") from error
+    if not isinstance(digests, dict) or not set(_files(path)) - {_DIGESTS} <= set(digests):
+        raise CheckpointRefused(f"checkpoint {path}: {_DIGESTS} does not list every file")
     for name, digest in digests.items():
         file = path / name
         if not file.is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 from lifelong.experiments.errors import RunFailed, UserError, did_you_mean
@@ -35,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         command = getattr(importlib.import_module(f"lifelong.experiments.{module}"), function)
         return int(command(rest))
     except UserError as error:
+        if os.environ.get("LIFELONG_TRACEBACK"):  # for those who write environments and cores
+            raise
         print(f"lifelong: {error}", file=sys.stderr)
         return 2
     except RunFailed as error:

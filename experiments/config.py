@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -102,11 +106,15 @@ def load_config(overrides: list[str]) -> RunConfig:
             raise UserError(f"{key}={value}: unknown; allowed: {allowed}{did_you_mean(value, group_names(key))}")
     plain = _compose([f"{key}={value}" for key, value in chosen])
     keys = _dotted(plain)
-    for key, _ in pairs:
-        if key not in GROUPS and key not in keys:
+    for key, value in pairs:
+        if key in GROUPS or _is_free_form(key):
+            continue
+        if key in keys and isinstance(OmegaConf.select(plain, key), DictConfig):
+            raise UserError(f"{key}={value}: a section; set one of its keys: {_siblings(key + '.', keys)}")
+        if key not in keys:
             near = did_you_mean(key, keys) or did_you_mean(key.rsplit(".", 1)[-1], {k.rsplit(".", 1)[-1] for k in keys})
             raise UserError(f"{key}: no such key here; allowed: {_siblings(key, keys)}{near}")
-    composed = _compose([f"{key}={value}" for key, value in pairs])
+    composed = _compose([_as_hydra(key, value, plain) for key, value in pairs])
     _check_option_types(plain, composed)
     return typed(composed)
 
@@ -134,11 +142,17 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def from_yaml(text: str) -> RunConfig:
-    """Read what ``to_yaml`` wrote, importing its plugins first."""
-    config = OmegaConf.create(text)
-    assert isinstance(config, DictConfig)
-    for module in config.get("plugins", []):
-        _import_plugin(str(module))
+    """Read what ``to_yaml`` wrote. Its plugins are not imported: that executes code, and is the caller's to decide.
+
+    Raises:
+        UserError: it is not a config.
+    """
+    try:
+        config = OmegaConf.create(text)
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise UserError(f"the config of the run cannot be read: {str(error).splitlines()[0]}") from error
+    if not isinstance(config, DictConfig):
+        raise UserError("the config of the run cannot be read: it is not a mapping")
     return typed(config)
 
 
@@ -152,23 +166,38 @@ def _split(word: str) -> tuple[str, str]:
 def _import_plugins(pairs: list[tuple[str, str]]) -> None:
     for key, value in pairs:
         if key == "plugins":
-            for module in value.strip("[]").split(","):
-                if module.strip():
-                    _import_plugin(module.strip())
+            if not (value.startswith("[") and value.endswith("]")):
+                raise UserError(f"plugins={value}: must be a list of modules, for example plugins=[my_core]")
+            for module in plugin_names(value):
+                import_plugin(module)
 
 
-def _import_plugin(module: str) -> None:
+def plugin_names(value: str) -> list[str]:
+    """The modules in ``[a, b]``."""
+    names = [module.strip().strip("\"'") for module in value.strip("[]").split(",")]
+    return [name for name in names if name]
+
+
+def import_plugin(module: str) -> None:
+    """Import a module that registers cores or environments; the current folder is looked in first, as by ``python -m``.
+
+    Raises:
+        UserError: it cannot be imported, or raises.
+    """
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(f"plugins: cannot import {module!r}: {error}") from error
+    except Exception as error:  # the module is the user's, and may raise anything
+        raise UserError(f"plugins: cannot import {module!r}: {type(error).__name__}: {error}") from error
 
 
 def _name_environment(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """``env=CartPole-v1`` means the adapter with that id."""
     result = []
     for key, value in pairs:
-        value = value.strip("\"'")
+        if key == "env":
+            value = value.strip("\"'")
         if key == "env" and value not in group_names("env"):
             if value not in _gymnasium_ids():
                 near = did_you_mean(value, [*group_names("env"), *_gymnasium_ids()])
@@ -216,6 +245,32 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {key: None if value is inspect.Parameter.empty else value for key, value in values.items()}
 
 
+def _is_free_form(key: str) -> bool:
+    """What lies in ``kwargs`` is whatever somebody else's constructor takes."""
+    return "kwargs" in key.split(".")
+
+
+def _as_hydra(key: str, value: str, plain: DictConfig) -> str:
+    """The override as Hydra's grammar wants it: whole floats as whole numbers, words in quotes, new keys forced."""
+    if key in GROUPS:
+        return f"{key}={value}"
+    default = OmegaConf.select(plain, key)
+    if type(default) is int and not value.lstrip("-").isdigit():
+        with suppress(ValueError, OverflowError):
+            if float(value) == int(float(value)):
+                value = str(int(float(value)))
+    quoted = value[:1] in ("'", '"') or value == "null"
+    if (isinstance(default, str) or key == "out") and value and not quoted:
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        value = f"'{escaped}'"
+    override = f"{'++' if _is_free_form(key) else ''}{key}={value}"
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        raise UserError(f"{key}={value}: cannot be read as a value; put it in quotes: {key}=\"'...'\"") from error
+    return override
+
+
 def _innermost(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
@@ -229,8 +284,6 @@ def _dotted(config: DictConfig, prefix: str = "") -> set[str]:
         keys.add(name)
         if isinstance(value, DictConfig):
             keys |= _dotted(value, f"{name}.")
-            if name.endswith("kwargs"):  # free-form: whatever somebody else's constructor takes
-                keys.add(f"{name}.*")
     return keys
 
 
@@ -251,6 +304,8 @@ def _check_option_types(plain: DictConfig, composed: DictConfig) -> None:
     for group in ("env", "memory"):
         for key, default in plain[group].items():
             value = composed[group][key]
+            if isinstance(default, DictConfig) and not isinstance(value, DictConfig):
+                raise UserError(f"{group}.{key}={value}: must be a mapping, for example {group}.{key}.option=value")
             kinds = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}.get(type(default))
             if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and type(default) is not bool)):
                 raise UserError(f"{group}.{key}={value}: must be {_TYPE_NAMES[type(default)]}")

@@ -16,6 +16,23 @@ class RunFailed(Exception):
     """
 
 
+def whole_number(word: str, lowest: int) -> int:
+    """The N of ``key=N``, which may be written 1000000 or 1e6.
+
+    Raises:
+        UserError: not a whole number, or below ``lowest``.
+    """
+    _, _, value = word.partition("=")
+    try:
+        number = float(value)
+        whole = int(number) if number == int(number) else None
+    except (ValueError, OverflowError):
+        whole = None
+    if whole is None or whole < lowest:
+        raise UserError(f"{word}: must be a whole number, {lowest} or more")
+    return whole
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """ "; did you mean 'x'?" for the nearest of ``known``, or nothing."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

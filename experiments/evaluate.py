@@ -11,7 +11,8 @@ from lifelong.agents import evaluate_lives
 from lifelong.envs import EnvironmentFault
 from lifelong.experiments.build import build_agent, build_env, set_up_process
 from lifelong.experiments.checkpoint import load_checkpoint
-from lifelong.experiments.errors import UserError, did_you_mean
+from lifelong.experiments.config import RunConfig, import_plugin, plugin_names
+from lifelong.experiments.errors import UserError, did_you_mean, whole_number
 from lifelong.experiments.process_memory import resident_bytes
 from lifelong.experiments.run_folder import find_checkpoint, write_json
 from lifelong.experiments.summary import metric_name, reference_levels
@@ -46,11 +47,14 @@ class _AgentOnly:
 
 
 def evaluate(arguments: list[str]) -> int:
-    """``lifelong evaluate RUN [life_steps=N] [lives=B] [spans=10] [seed=0] [greedy=true]``."""
+    """``lifelong evaluate RUN [life_steps=N] [lives=B] [spans=10] [seed=0] [greedy=true] [plugins=[...]]``."""
     if not arguments or "=" in arguments[0]:
         raise UserError("evaluate needs a run folder: lifelong evaluate RUN [life_steps=N] [lives=B] [greedy=true]")
-    options = parse_options(arguments[1:])
+    words = arguments[1:]
+    allowed = [name for word in words if word.startswith("plugins=") for name in plugin_names(word[len("plugins=") :])]
+    options = parse_options([word for word in words if not word.startswith("plugins=")])
     path, config = find_checkpoint(arguments[0])
+    _import_what_is_allowed(config, allowed)
     device = set_up_process(config)
     env = build_env(config, _HELD_OUT + options.seed, options.lives)
     agent = build_agent(config, env, device)
@@ -103,6 +107,24 @@ def evaluate(arguments: list[str]) -> int:
     return 0
 
 
+def _import_what_is_allowed(config: RunConfig, allowed: list[str]) -> None:
+    """A run may be somebody else's: modules that it names are imported only where the user names them too.
+
+    Raises:
+        UserError: it needs others.
+    """
+    module, separator, _ = str(config.env.get("id", "")).partition(":")  # Gymnasium imports what stands before a colon
+    needed = [*config.plugins, *([module] if separator else [])]
+    missing = [name for name in needed if name not in allowed]
+    if missing:
+        names = ",".join(needed)
+        raise UserError(
+            f"this run needs the modules {names}, whose code would run; if you trust it, add plugins=[{names}]"
+        )
+    for name in config.plugins:
+        import_plugin(name)
+
+
 def parse_options(words: list[str]) -> EvaluateOptions:
     """``key=value`` words to options.
 
@@ -112,7 +134,7 @@ def parse_options(words: list[str]) -> EvaluateOptions:
     options = EvaluateOptions()
     names = [field.name for field in dataclasses.fields(EvaluateOptions)]
     for word in words:
-        key, separator, value = word.partition("=")
+        key, _, value = word.partition("=")
         if key not in names:
             raise UserError(f"{word}: unknown; allowed: {', '.join(names)}{did_you_mean(key, names)}")
         if key == "greedy":
@@ -120,13 +142,7 @@ def parse_options(words: list[str]) -> EvaluateOptions:
                 raise UserError(f"{word}: must be true or false")
             options.greedy = value.lower() == "true"
             continue
-        try:
-            number = int(float(value)) if separator else 0
-        except (ValueError, OverflowError):
-            raise UserError(f"{word}: must be a whole number") from None
-        if number < (0 if key == "seed" else 1):
-            raise UserError(f"{word}: must be {'0' if key == 'seed' else '1'} or more")
-        setattr(options, key, number)
+        setattr(options, key, whole_number(word, lowest=0 if key == "seed" else 1))
     if options.spans > options.life_steps:
         raise UserError(f"spans={options.spans}: must not exceed life_steps={options.life_steps}")
     return options

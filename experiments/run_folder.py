@@ -55,7 +55,7 @@ def find_checkpoint(run: str) -> tuple[Path, RunConfig]:
         UserError: no such folder, nothing in it, or nothing whole in it.
     """
     path = Path(run)
-    if not path.exists():
+    if not run or not path.exists():
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else [])
         raise UserError(f"{run}: no such folder{near}")
     if (path / CHECKPOINTS).is_dir():

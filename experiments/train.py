@@ -15,9 +15,9 @@ from tqdm import tqdm
 from lifelong.agents import NonFinite, Trainer
 from lifelong.envs import BatchedEnv, EnvironmentFault
 from lifelong.experiments.build import build_env, build_trainer, set_up_process
-from lifelong.experiments.checkpoint import load_checkpoint, save_checkpoint
-from lifelong.experiments.config import RunConfig, load_config, to_yaml
-from lifelong.experiments.errors import RunFailed, UserError
+from lifelong.experiments.checkpoint import drop_later_checkpoints, load_checkpoint, save_checkpoint
+from lifelong.experiments.config import RunConfig, import_plugin, load_config, to_yaml
+from lifelong.experiments.errors import RunFailed, UserError, whole_number
 from lifelong.experiments.run_folder import CHECKPOINTS, append_command, create_run_folder, find_checkpoint
 from lifelong.experiments.run_log import RunLog
 from lifelong.experiments.summary import score_of, summarise, write_summary
@@ -43,14 +43,16 @@ def resume(arguments: list[str]) -> int:
     if path.parent.name != CHECKPOINTS or not (folder / "config.yaml").exists():
         raise UserError(f"{arguments[0]}: not in a run folder; resume needs the folder that train made")
     for word in arguments[1:]:
-        key, _, value = word.partition("=")
-        if key != "frames" or not value.replace("_", "").isdigit() or int(value) < 1:
+        if word.partition("=")[0] != "frames":
             raise UserError(f"{word}: only frames=N, a new total, may be changed on resume")
-        config.frames = int(value)
+        config.frames = whole_number(word, lowest=1)
+    for module in config.plugins:
+        import_plugin(module)
     device = set_up_process(config)
     env = build_env(config, config.seed)
     trainer = build_trainer(config, env, device)
     frames = load_checkpoint(path, trainer, env, pickled_environment=not env.state_is_tensors)
+    drop_later_checkpoints(folder / CHECKPOINTS, frames)
     append_command(folder)
     print(f"resuming {folder} at {frames:,} frames", flush=True)
     return _Run(config, folder, env, trainer, resume_at=frames).go()

@@ -47,7 +47,7 @@ def test_the_readme_shows_a_core_that_fulfils_the_contract(tmp_path, monkeypatch
         r"```python\n(import torch\nfrom tensordict.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
     )
     (tmp_path / "my_core.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])  # as the installed command has it
     monkeypatch.chdir(tmp_path)
     words = ["plugins=[my_core]", "memory=leaky_sum", "memory.decay=0.99", "env.num_lives=8", "algorithm.segment=16"]
     assert main(["train", *words, "frames=256", "out=run"]) == 0

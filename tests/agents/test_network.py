@@ -31,6 +31,14 @@ def test_a_grid_is_read_as_one_hot_planes_and_counts_of_what_is_in_view():
     torch.testing.assert_close(encoder({"image": image}), expected)
 
 
+def test_boxes_of_integers_whose_cells_differ_are_read_cell_by_cell():
+    sizes = torch.tensor([[[2, 3], [4, 5]]])
+    spec = MultiCategorical(nvec=sizes, shape=(1, 2, 2))
+    out = ObservationEncoder(Composite(x=spec), dim=4).readers[0](torch.tensor([[[[1, 2], [3, 4]]]]))
+    assert out.shape == (1, 14)
+    assert out.nonzero()[:, 1].tolist() == [1, 4, 8, 13]
+
+
 def test_vectors_are_scaled_by_their_finite_bounds_and_squashed_where_there_are_none():
     low = torch.tensor([0.0, -torch.inf])
     spec = Bounded(low=low, high=torch.tensor([10.0, torch.inf]), shape=(2,))
@@ -90,6 +98,13 @@ def test_multi_discrete_choices_are_independent_and_their_logarithms_add():
     encoded = head.encode(action)
     assert encoded.shape == (7, 5)
     assert (encoded.sum(-1) == 2).all()
+
+
+def test_an_action_that_can_only_have_one_value_breaks_nothing():
+    head = ContinuousHead(torch.tensor([1.0]), torch.tensor([1.0]))
+    action, log_prob = head.sample(torch.zeros(3, 1), torch.Generator().manual_seed(0))
+    assert action.isfinite().all()
+    assert log_prob.isfinite().all()
 
 
 def test_continuous_actions_are_in_the_units_of_the_environment():

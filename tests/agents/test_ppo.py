@@ -79,9 +79,9 @@ def test_the_loss_is_the_clipped_surrogate_with_value_and_entropy_terms(scripted
             error = float(value[b, t]) - float(segment["steps", "value_target"][b, t])
             value_loss += 0.3 * error**2 / 30
             entropy -= float((log_probs[b, t].exp() * log_probs[b, t]).sum()) / 30
-    assert float(losses["loss_objective"]) == pytest.approx(policy_loss, abs=1e-5)
-    assert float(losses["loss_critic"]) == pytest.approx(value_loss, rel=1e-5)
-    assert float(losses["loss_entropy"]) == pytest.approx(-0.2 * entropy, rel=1e-5)
+    assert float(losses["loss_objective"].detach()) == pytest.approx(policy_loss, abs=1e-5)
+    assert float(losses["loss_critic"].detach()) == pytest.approx(value_loss, rel=1e-5)
+    assert float(losses["loss_entropy"].detach()) == pytest.approx(-0.2 * entropy, rel=1e-5)
 
 
 def test_the_core_runs_once_per_minibatch_for_actor_and_critic_together(scripted_env, make_agent):
@@ -94,7 +94,17 @@ def test_the_core_runs_once_per_minibatch_for_actor_and_critic_together(scripted
     assert len(calls) == 3 * 2
 
 
-def test_minibatches_hold_whole_lives_and_all_of_them():
+def test_minibatches_hold_whole_lives_as_many_as_asked_and_all_of_them(scripted_env, make_agent):
+    env = scripted_env(lives=6, steps=16)
+    agent = make_agent(env)
+    trainer = Trainer(env, agent, PPOConfig(segment=16, epochs=1, minibatches=4), seed=0, total_frames=64)
+    sizes = []
+    agent.core.register_forward_hook(lambda module, inputs, output: sizes.append(len(inputs[0])))
+    trainer.update()
+    assert sizes == [2, 2, 1, 1]
+
+
+def test_more_minibatches_than_lives_are_refused():
     config = PPOConfig(minibatches=9)
     with pytest.raises(ValueError, match=r"algorithm.minibatches=9: allowed are 1 to env.num_lives=4"):
         config.check(num_lives=4)
@@ -124,6 +134,14 @@ def test_what_is_not_finite_stops_training_before_any_weight_changes(scripted_en
         trainer.update()
     for name, weight in agent.state_dict().items():
         torch.testing.assert_close(weight, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_step_that_breaks_the_weights_is_told_before_anybody_saves_them(scripted_env, make_agent):
+    env = scripted_env(lives=4, steps=32)
+    config = PPOConfig(segment=16, epochs=1, minibatches=1, learning_rate=1e30, final_learning_rate=1e30)
+    trainer = Trainer(env, make_agent(env), config, seed=0, total_frames=64)
+    with pytest.raises(NonFinite, match="not finite"):
+        trainer.update()
 
 
 def test_schedules_run_linearly_from_first_to_final_value(scripted_env, make_agent):

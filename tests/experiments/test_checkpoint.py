@@ -14,6 +14,7 @@ import torch
 from lifelong.experiments import checkpoint as module
 from lifelong.experiments.checkpoint import (
     CheckpointRefused,
+    drop_later_checkpoints,
     latest_checkpoint,
     list_checkpoints,
     load_checkpoint,
@@ -105,6 +106,21 @@ def test_a_flipped_bit_is_refused(tmp_path):
     file.write_bytes(bytes(content))
     with pytest.raises(CheckpointRefused, match="truncated or altered"):
         verify_checkpoint(path)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "null", "{", "5"])
+def test_a_list_of_digests_that_is_not_whole_is_refused(tmp_path, content):
+    path = save(tmp_path, 2)
+    (path / "digests.json").write_text(content)
+    with pytest.raises(CheckpointRefused, match=r"digests\.json"):
+        verify_checkpoint(path)
+
+
+def test_what_lies_beyond_the_point_of_resumption_is_dropped(tmp_path):
+    for frames in (1, 2, 3):
+        save(tmp_path, frames, keep=3)
+    drop_later_checkpoints(tmp_path, 2)
+    assert [path.name[-2:] for path in list_checkpoints(tmp_path)] == ["01", "02"]
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -119,6 +119,14 @@ MISTAKES = {
     "type of an option": (["train", "memory.heads=two"], "memory.heads=two: must be a whole number", ""),
     "range": (["train", "algorithm.gamma=2"], "algorithm.gamma=2.0: allowed are 0 to 1", ""),
     "environment's range": (["train", "env.hazard=2"], "env: ", "hazard"),
+    "fraction": (["train", "frames=10.5"], "frames: ", "10.5"),
+    "section": (["train", "agent=foo"], "agent=foo: a section; set one of its keys: agent.encoder_grid", ""),
+    "kwargs": (["train", "env=CartPole-v1", "env.kwargs=5"], "env.kwargs=5: must be a mapping", ""),
+    "unreadable": (["train", "seed=[1"], "seed=[1: cannot be read as a value", ""),
+    "kernel": (["train", "memory.implementation=triton"], "memory: ", "triton"),
+    "environment's device": (["train", "env.device=nowhere"], "env: ", ""),
+    "plugins' form": (["train", "plugins=mine"], "plugins=mine: must be a list of modules", ""),
+    "resume's frames": (["evaluate", ".", "life_steps=1.5"], "life_steps=1.5: must be a whole number", ""),
     "form": (["train", "gru"], "'gru' is not of the form key=value", ""),
     "plugin": (["train", "plugins=[no_such_module]"], "plugins: cannot import 'no_such_module'", ""),
     "device": (["train", "device=tpu9"], "device=tpu9: not available here", ""),
@@ -217,4 +225,19 @@ def test_a_core_and_an_environment_of_ones_own_train_by_name_and_a_nan_names_its
     assert "environment 0" in message
     assert "300" in message
     assert "the last good checkpoint is run/checkpoints/frames_" in message
-    assert lifelong("evaluate", "run", "life_steps=20", "lives=2").returncode == 0
+    refused = lifelong("evaluate", "run", "life_steps=20", "lives=2")
+    assert refused.returncode == 2
+    assert "if you trust it, add plugins=[mine]" in refused.stderr
+    assert lifelong("evaluate", "run", "life_steps=20", "lives=2", "plugins=[mine]").returncode == 0
+
+
+def test_what_somebody_elses_constructor_takes_goes_through_kwargs(lifelong, tmp_path, tiny):
+    words = ["env=CartPole-v1", "env.kwargs.sutton_barto_reward=true", *tiny]
+    assert lifelong("train", *words, "frames=128", "out=run").returncode == 0
+    assert "sutton_barto_reward: true" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_whole_numbers_may_be_written_with_an_exponent_and_words_need_no_quotes(tmp_path):
+    config = load_config(["frames=1e3", f"out={tmp_path}/a=b, [c]"])
+    assert config.frames == 1000
+    assert config.out == f"{tmp_path}/a=b, [c]"
