@@ -47,7 +47,7 @@ _LEVELS = CHUNK.bit_length() - 1
 def tiling(inputs: Inputs) -> Tiling:
     """For what walks the chunks: 16 rows of the state, which is the least that a matrix product takes.
 
-    With two warps in the place of four, tf32x3 products of 64-wide states spill on sm_80 and sm_90.
+    Of states 64 wide, 32 rows spill on sm_80; 16 rows in two warps, not four, spill on sm_80 and on sm_90.
     """
     return tile(inputs, smallest=16, largest_value_block=16, per_warp=256, most_warps=4)
 
