@@ -61,7 +61,10 @@ class PPOConfig:
         for name in ("segment", "epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"algorithm.{name}={getattr(self, name)}: allowed are 1 and more")
-        for name in ("learning_rate", "final_learning_rate", "adam_epsilon", "max_grad_norm"):
+        for name in ("learning_rate", "final_learning_rate"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"algorithm.{name}={getattr(self, name)}: must be above 0 and at most 1")
+        for name in ("adam_epsilon", "max_grad_norm"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"algorithm.{name}={getattr(self, name)}: must be above 0 and finite")
         for name in ("weight_decay", "value_coefficient", "entropy_coefficient", "final_entropy_coefficient"):

@@ -136,11 +136,26 @@ def test_what_is_not_finite_stops_training_before_any_weight_changes(scripted_en
         torch.testing.assert_close(weight, before[name], rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_step_that_breaks_the_weights_is_told_before_anybody_saves_them(scripted_env, make_agent):
-    env = scripted_env(lives=4, steps=32)
-    config = PPOConfig(segment=16, epochs=1, minibatches=1, learning_rate=1e30, final_learning_rate=1e30)
-    trainer = Trainer(env, make_agent(env), config, seed=0, total_frames=64)
-    with pytest.raises(NonFinite, match="not finite"):
+def test_a_last_step_that_breaks_the_weights_is_told_before_anybody_saves_them(scripted_env, make_agent, monkeypatch):
+    env = scripted_env(lives=4, steps=16)
+    agent = make_agent(env)
+    trainer = Trainer(env, agent, PPOConfig(segment=16, epochs=1, minibatches=1), seed=0, total_frames=64)
+
+    def step_too_far() -> None:
+        with torch.no_grad():
+            agent.value[-1].weight[0, 0] = math.inf
+
+    monkeypatch.setattr(trainer.algorithm.optimizer, "step", step_too_far)
+    with pytest.raises(NonFinite, match="the weights are not finite after its last step"):
+        trainer.update()
+
+
+def test_weights_that_explode_in_the_middle_of_an_update_are_told(scripted_env, make_agent):
+    env = scripted_env(lives=4, steps=16)
+    trainer = Trainer(env, make_agent(env), PPOConfig(segment=16), seed=0, total_frames=64)
+    with torch.no_grad():
+        trainer.agent.policy[-1].weight.mul_(1e38)
+    with pytest.raises(NonFinite, match="the policy's output is not finite"):
         trainer.update()
 
 
