@@ -3,8 +3,8 @@
 What each kind of entry becomes:
 
 * integers with known sizes (Categorical, MultiCategorical, any shape): one-hot planes, side by side;
-* floats of one dimension or none: finite bounds are mapped to [-1, 1], unbounded ones go through symlog(x) = sign(x)
-  log(1 + |x|);
+* numbers of two dimensions, one, or none (read in a row): finite bounds are mapped to [-1, 1], unbounded ones go
+  through symlog(x) = sign(x) log(1 + |x|);
 * images (uint8 or float, [height, width, channels]): a small convolution. Grids of integers (MiniGrid) take it too with
   ``grid="convolution"``; the default reads them as planes, which for a view of 7 x 7 costs a twelfth and knows the
   place of each cell.
@@ -99,15 +99,15 @@ class _Grid(_Reader):
 
 
 class _Vector(_Reader):
-    """Floats [..., n] or [...] -> [..., n], scaled by their bounds."""
+    """Numbers [..., *shape] of at most two dimensions -> [..., n] in a row, scaled by their bounds."""
 
     centre: Tensor
     half_range: Tensor
     bounded: Tensor
 
-    def __init__(self, low: Tensor, high: Tensor, scalar: bool) -> None:
+    def __init__(self, low: Tensor, high: Tensor, event_dims: int) -> None:
         super().__init__()
-        self.scalar = scalar
+        self.event_dims = event_dims
         bounded = torch.isfinite(low) & torch.isfinite(high) & (high > low) & (high - low < 1e6)
         self.size = low.numel()
         self.all_bounded, self.none_bounded = bool(bounded.all()), not bool(bounded.any())
@@ -118,9 +118,7 @@ class _Vector(_Reader):
         self.register_buffer("half_range", half_range.float(), persistent=False)
 
     def forward(self, value: Tensor) -> Tensor:
-        value = value.float()
-        if self.scalar:
-            value = value.unsqueeze(-1)
+        value = value.float().reshape(*value.shape[: value.dim() - self.event_dims], self.size)
         scaled = (value - self.centre) / self.half_range
         if self.all_bounded:
             return scaled
@@ -168,19 +166,20 @@ def _make_reader(key: str, spec: TensorSpec, grid: str) -> _Reader:
     if isinstance(spec, (Bounded, Unbounded, Binary)):
         if len(spec.shape) == 3:
             return _Convolution(tuple(spec.shape), 1 / 255 if spec.dtype == torch.uint8 else 1.0)
-        if len(spec.shape) <= 1:
+        if len(spec.shape) <= 2:
             low, high = _bounds(spec)
-            return _Vector(low, high, scalar=len(spec.shape) == 0)
+            return _Vector(low, high, len(spec.shape))
     raise ValueError(
         f"observation {key!r}: {type(spec).__name__} of shape {list(spec.shape)} and type {spec.dtype} cannot be read; "
-        "served are integers with known sizes, vectors of floats, and images [height, width, channels]"
+        "served are integers with known sizes, numbers of at most two dimensions, and images [height, width, channels]"
     )
 
 
 def _bounds(spec: TensorSpec) -> tuple[Tensor, Tensor]:
-    shape = tuple(spec.shape) or (1,)
+    """Low and high of every number, in a row."""
+    size = spec.shape.numel()
     if isinstance(spec, Bounded):
-        return spec.low.float().reshape(shape), spec.high.float().reshape(shape)
+        return spec.low.float().reshape(size), spec.high.float().reshape(size)
     if isinstance(spec, Binary):
-        return torch.zeros(shape), torch.ones(shape)
-    return torch.full(shape, -torch.inf), torch.full(shape, torch.inf)
+        return torch.zeros(size), torch.ones(size)
+    return torch.full((size,), -torch.inf), torch.full((size,), torch.inf)

@@ -102,7 +102,10 @@ def evaluate(arguments: list[str]) -> int:
         "spans": rows,
     }
     target = _folder(path) / f"evaluation_{options.life_steps}_steps_seed{options.seed}.json"
-    write_json(target, result)
+    try:
+        write_json(target, result)
+    except OSError as error:
+        raise UserError(f"{target} was not written: {error.strerror}") from error
     print(f"written: {target}")
     return 0
 

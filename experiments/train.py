@@ -110,7 +110,10 @@ class _Run:
             "time/update_seconds": trainer.timings["update"],
         }
         if trainer.algorithm.updates % self.config.log.every_updates == 0 or trainer.done:
-            self.log.add(trainer.frames, metrics, rates)
+            try:
+                self.log.add(trainer.frames, metrics, rates)
+            except OSError as error:
+                raise RunFailed(f"the logs were not written: {error.strerror}; {self._last_good()}") from error
         bar.set_postfix_str(_bar_text(self.env, metrics), refresh=False)
         bar.update(trainer.frames - before)
         if trainer.frames - self.saved_at >= self.config.checkpoint.every_frames:

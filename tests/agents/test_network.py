@@ -55,6 +55,7 @@ def test_every_kind_of_entry_can_stand_beside_every_other(grid):
         direction=CategoricalSpec(4, shape=()),
         words=MultiCategorical([5, 5, 5], shape=(3,)),
         keys=Unbounded(shape=()),
+        grey=Bounded(0, 255, shape=(4, 5), dtype=torch.uint8),
         position=Unbounded(shape=(2,)),
     )
     encoder = ObservationEncoder(spec, dim=8, grid=grid)
@@ -67,8 +68,8 @@ def test_every_kind_of_entry_can_stand_beside_every_other(grid):
 
 
 def test_an_entry_that_cannot_be_read_is_named():
-    with pytest.raises(ValueError, match=r"observation 'field': .*\[2, 3\].*served are"):
-        ObservationEncoder(Composite(field=Unbounded(shape=(2, 3))), dim=4)
+    with pytest.raises(ValueError, match=r"observation 'field': .*\[2, 3, 4, 5\].*served are"):
+        ObservationEncoder(Composite(field=Unbounded(shape=(2, 3, 4, 5))), dim=4)
 
 
 def test_an_action_space_that_is_not_served_is_named():
