@@ -1,0 +1,194 @@
+"""Rotary labels: keys and queries turned by an angle that grows with the time since the last reset.
+
+A vector of width 2 n is read as n points in the plane, (x_i, x_{i + n}), and point i is turned by p w_i at position p
+(Su et al. 2021). With key and query turned alike, k_i . q_j depends on the lag j - i alone, and a key says *when*
+besides *what*. How the query of a head is turned says in which order the memory is read:
+
+| turn | key at position p | query at position p | what it is for |
+|---|---|---|---|
+| none | as it is | as it is | content alone |
+| with | p w | p w | the same lag back from now, in the order of writing |
+| against | p w | -p w | in the reverse order: a query at p meets the key of position c - p, c from the projections |
+| learned | u_p | r_p | rates of its own for keys and queries, learned; both begin as w |
+
+w_i = pi / ratio^i, i = 0 .. n - 1, in radians a step: the fastest point changes sign at every step.
+
+Exactness. Positions are int64, and p w is reduced to one turn in float64, so that an angle at step 10^7 is good to
+10^-8 radians. A learned rate moves while the agent learns, and p w would throw the angles about, the further the
+older the life; so the angles u, r themselves are state, and a step adds the rate: u_p = u_{p-1} + w. They are kept in
+turns, within [-1/2, 1/2], and carry gradients.
+
+State: ``position`` [B] int64, steps since the last reset, where a head turns with or against; ``phase`` [B, 2, H', n],
+angles of queries and keys at the next step, in turns, where H' heads turn at learned rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lifelong.memory.resets import clear
+
+TURNS = ["none", "with", "against", "learned"]
+
+
+class Angles(NamedTuple):
+    """Cosines and sines by which queries and keys are turned, [..., H, n] each."""
+
+    query_cos: Tensor
+    query_sin: Tensor
+    key_cos: Tensor
+    key_sin: Tensor
+
+
+class Rotary(nn.Module):
+    """The angles of H heads, from the time since the last reset.
+
+    Args:
+        turns: for each head, one of ``TURNS``.
+        width: of keys and queries, even.
+        ratio: between neighbouring rates, above 1.
+
+    Raises:
+        ValueError: an odd width.
+    """
+
+    def __init__(self, turns: Sequence[str], width: int, ratio: float) -> None:
+        super().__init__()
+        if width % 2:
+            raise ValueError(f"keys are turned in pairs of entries, so their width must be even, not {width}")
+        self.turns, points = tuple(turns), width // 2
+        # In turns a step. No buffer: `module.float()` would round it.
+        self._rates = 0.5 / torch.tensor(ratio, dtype=torch.float64) ** torch.arange(points)
+        self._key_signs = [0 if turn in ("none", "learned") else 1 for turn in turns]
+        self._query_signs = [
+            -1 if turn == "against" else sign for turn, sign in zip(turns, self._key_signs, strict=True)
+        ]
+        self._learned = [head for head, turn in enumerate(turns) if turn == "learned"]
+        self._counts = any(self._key_signs)
+        if self._learned:
+            self.rates = nn.Parameter(self._rates.float().expand(2, len(self._learned), points).clone())
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the floating-point tensors of one life's state."""
+        return {"phase": tuple(self.rates.shape)} if self._learned else {}
+
+    def counters(self) -> list[str]:
+        """Names of the int64 tensors of the state."""
+        return ["position"] if self._counts else []
+
+    def forward(
+        self, state: Mapping[str, Tensor], steps: int, reset: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Angles, dict[str, Tensor]]:
+        """Angles [B, T, H, n] of the next T ``steps``, and the state after them. reset [B, T] bool or None."""
+        position = phase = None
+        new = {}
+        if self._counts:
+            position = positions(state["position"], steps, reset)
+            new["position"] = position[:, -1] + 1
+        if self._learned:
+            start = state["phase"]
+            count = positions(torch.zeros(len(start), dtype=torch.int64, device=start.device), steps, reset)
+            phase = start.unsqueeze(1).expand(-1, steps, -1, -1, -1)
+            if reset is not None:
+                phase = clear(phase.flatten(0, 1), reset.cumsum(1).flatten() > 0).view_as(phase)
+            phase = _wrap(phase.double() + count[..., None, None, None] * self.rates.double()).to(dtype)
+            new["phase"] = _wrap(phase[:, -1] + self.rates)
+        return self._angles(position, phase, dtype), new
+
+    def step(
+        self, state: Mapping[str, Tensor], reset: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Angles, dict[str, Tensor]]:
+        """Angles [B, H, n] of the next step, and the state after it. reset [B] bool or None."""
+        position = phase = None
+        new = {}
+        if self._counts:
+            position = clear(state["position"], reset)
+            new["position"] = position + 1
+        if self._learned:
+            phase = clear(state["phase"], reset)
+            new["phase"] = _wrap(phase + self.rates)
+        return self._angles(position, phase, dtype), new
+
+    def _angles(self, position: Tensor | None, phase: Tensor | None, dtype: torch.dtype) -> Angles:
+        """position [...] int64, phase [..., 2, H', n] -> [..., H, n]."""
+        if position is not None:
+            cos, sin = _cos_sin(_wrap(position.unsqueeze(-1) * self._rates.to(position.device)).to(dtype))
+            minus_sin, one, zero = -sin, torch.ones_like(cos), torch.zeros_like(sin)
+        if phase is not None:
+            cos_learned, sin_learned = _cos_sin(phase)
+            one, zero = torch.ones_like(phase[..., 0, 0, :]), torch.zeros_like(phase[..., 0, 0, :])
+        made = []
+        for which in range(2):
+            cosines, sines = [], []
+            for head, turn in enumerate(self.turns):
+                if turn == "none":
+                    pair = one, zero
+                elif turn == "learned":
+                    index = self._learned.index(head)
+                    pair = cos_learned[..., which, index, :], sin_learned[..., which, index, :]
+                else:
+                    pair = cos, minus_sin if turn == "against" and which == 0 else sin
+                cosines.append(pair[0])
+                sines.append(pair[1])
+            made += [torch.stack(cosines, -2), torch.stack(sines, -2)]
+        return Angles(*made)
+
+
+def positions(start: Tensor, steps: int, reset: Tensor | None) -> Tensor:
+    """Steps since the last reset, [B, T] int64, where ``start`` [B] is that of the first step if it is not reset."""
+    time = torch.arange(steps, device=start.device)
+    if reset is None:
+        return start.unsqueeze(1) + time
+    last = torch.where(reset, time, -1).cummax(1).values
+    return torch.where(last >= 0, time - last, start.unsqueeze(1) + time)
+
+
+def turn(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``vectors`` [..., 2 n], as n points in the plane (x_i, x_{i + n}), turned by the angles of cos, sin [..., n]."""
+    turned: Tensor = _Turn.apply(vectors, cos, sin)
+    return turned
+
+
+def _wrap(turns: Tensor) -> Tensor:
+    """Whole turns taken off: within [-1/2, 1/2]."""
+    return turns - turns.detach().round()
+
+
+def _cos_sin(turns: Tensor) -> tuple[Tensor, Tensor]:
+    angle = 2.0 * math.pi * turns
+    return angle.cos(), angle.sin()
+
+
+class _Turn(torch.autograd.Function):
+    # Written out because autograd's own pads and adds four buffers of the size of the vectors.
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return _turned(vectors, cos, sin)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        vectors, cos, sin = ctx.saved_tensors
+        of_vectors = _turned(gradient, cos, -sin)
+        if not ctx.needs_input_grad[1]:
+            return of_vectors, None, None
+        (x, y), (of_x, of_y) = vectors.chunk(2, -1), gradient.chunk(2, -1)
+        of_cos, of_sin = of_x * x + of_y * y, of_y * x - of_x * y
+        return of_vectors, of_cos.sum_to_size(cos.shape), of_sin.sum_to_size(sin.shape)
+
+
+def _turned(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    x, y = vectors.chunk(2, -1)
+    return torch.cat([x * cos - y * sin, x * sin + y * cos], -1)

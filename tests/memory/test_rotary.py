@@ -1,0 +1,101 @@
+"""Turning keys and queries by the time since the last reset."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from lifelong.memory.rotary import Rotary, positions, turn
+
+# pi to 50 digits, for angles that are exact where float64 is not.
+_PI = Fraction(314159265358979323846264338327950288419716939937510, 10**50)
+
+
+def test_a_vector_is_turned_point_by_point() -> None:
+    angle = torch.tensor([0.3, 2.0], dtype=torch.float64)
+    x = torch.tensor([1.0, 0.0, 0.0, 2.0], dtype=torch.float64)
+    wanted = [torch.cos(angle[0]), -2.0 * torch.sin(angle[1]), torch.sin(angle[0]), 2.0 * torch.cos(angle[1])]
+    torch.testing.assert_close(turn(x, angle.cos(), angle.sin()), torch.stack(wanted))
+
+
+def test_turning_has_the_gradient_of_its_definition() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 4, 6, dtype=torch.float64, requires_grad=True)
+    cos, sin = (torch.randn(2, 1, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(turn, (x, cos, sin))
+
+
+def test_positions_count_from_the_last_reset() -> None:
+    reset = torch.zeros(2, 5, dtype=torch.bool)
+    reset[0, [1, 4]] = True
+    found = positions(torch.tensor([7, 2]), 5, reset)
+    assert found.tolist() == [[7, 0, 1, 2, 0], [2, 3, 4, 5, 6]]
+    assert positions(torch.tensor([7, 2]), 2, None).tolist() == [[7, 8], [2, 3]]
+
+
+@pytest.mark.parametrize("position", [0, 1, 12_345, 10**7, 10**9])
+def test_angles_are_exact_however_old_the_life(position: int) -> None:
+    rotary = Rotary(["with"], 8, 1.15)
+    state = {"position": torch.tensor([position])}
+    angles, new = rotary.step(state, None, torch.float64)
+    assert new["position"].tolist() == [position + 1]
+    for index in range(4):
+        turns = Fraction(position) * Fraction(1, 2) / Fraction(1.15) ** index  # exact
+        wanted = torch.tensor(float(2 * _PI * (turns - round(turns))), dtype=torch.float64)
+        tolerance = max(1e-8, 1e-15 * position)
+        torch.testing.assert_close(angles.key_cos[0, 0, index], wanted.cos(), rtol=0.0, atol=tolerance)
+        torch.testing.assert_close(angles.key_sin[0, 0, index], wanted.sin(), rtol=0.0, atol=tolerance)
+    single, _ = rotary.step(state, None, torch.float32)
+    torch.testing.assert_close(single.key_sin, angles.key_sin.float(), rtol=0.0, atol=1e-6)
+
+
+def scores(kind: str, query_at: int, key_at: Tensor) -> Tensor:
+    """Inner products of one vector, turned as a query of a head of that kind and as a key at some positions."""
+    rotary, vector = Rotary([kind], 8, 1.15), torch.randn(8, generator=torch.Generator().manual_seed(0)).double()
+    of_query, _ = rotary.step({"position": torch.tensor([query_at])}, None, torch.float64)
+    of_keys, _ = rotary.step({"position": key_at}, None, torch.float64)
+    query = turn(vector, of_query.query_cos, of_query.query_sin)
+    return (query * turn(vector.expand(len(key_at), 1, 8), of_keys.key_cos, of_keys.key_sin)).sum((-1, -2))
+
+
+def test_turned_with_the_keys_a_query_meets_the_same_lag_at_every_position() -> None:
+    lags = torch.arange(5)
+    wanted = scores("with", 10, 10 - lags)
+    torch.testing.assert_close(scores("with", 1_000_010, 1_000_010 - lags), wanted, rtol=0.0, atol=1e-8)
+    assert wanted.argmax() == 0
+
+
+def test_turned_against_the_keys_a_query_meets_earlier_keys_the_later_it_is() -> None:
+    wanted = scores("against", 10, torch.tensor([8, 7, 6]))
+    torch.testing.assert_close(scores("against", 11, torch.tensor([7, 6, 5])), wanted, rtol=0.0, atol=1e-10)
+    assert not torch.allclose(scores("against", 11, torch.tensor([8, 7, 6])), wanted, atol=1e-3)
+
+
+def test_heads_that_do_not_turn_are_left_as_they_are() -> None:
+    rotary = Rotary(["none", "with", "against", "learned"], 6, 1.15)
+    state = {"position": torch.tensor([5]), "phase": torch.full((1, 2, 1, 3), 0.125)}
+    angles, _ = rotary.step(state, None, torch.float32)
+    assert torch.equal(angles.query_cos[0, 0], torch.ones(3))
+    assert torch.equal(angles.key_sin[0, 0], torch.zeros(3))
+    assert torch.equal(angles.query_sin[0, 1], angles.key_sin[0, 1])
+    assert torch.equal(angles.query_sin[0, 2], -angles.key_sin[0, 2])
+    torch.testing.assert_close(angles.key_sin[0, 3], torch.full((3,), 0.5**0.5))
+
+
+def test_learned_rates_begin_as_the_fixed_ones_and_learn() -> None:
+    fixed, learned = Rotary(["with"], 6, 1.15), Rotary(["learned"], 6, 1.15).double()
+    state = {"position": torch.tensor([0]), "phase": torch.zeros(1, 2, 1, 3, dtype=torch.float64)}
+    wanted, _ = fixed(state, 50, None, torch.float64)
+    found, new = learned(state, 50, None, torch.float64)
+    torch.testing.assert_close(found.key_sin, wanted.key_sin, rtol=0.0, atol=1e-5)
+    (gradient,) = torch.autograd.grad(found.key_sin.sum() + new["phase"].sum(), learned.rates)
+    assert gradient[1].all()
+    assert new["phase"].abs().max() <= 0.5
+
+
+def test_an_odd_width_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be even, not 5"):
+        Rotary(["with"], 5, 1.15)
