@@ -116,8 +116,8 @@ class TensorEnv(BatchedEnv, Generic[World]):
         """What the agent sees."""
 
     @abstractmethod
-    def describe(self, world: World) -> dict[str, Tensor]:
-        """What the agent may not see."""
+    def describe(self, world: World) -> Mapping[str, Tensor]:
+        """What the agent may not see (``Privileged``, where some of it is dear and seldom asked for)."""
 
     def initial_state(self) -> LifeState[World]:
         """New lives at clock 0."""
@@ -200,7 +200,7 @@ class TensorEnv(BatchedEnv, Generic[World]):
         return self.observe(self.state.world)
 
     @property
-    def privileged(self) -> dict[str, Tensor]:
+    def privileged(self) -> Mapping[str, Tensor]:
         """What ``describe`` says about the present situation."""
         return self.describe(self.state.world)
 

@@ -62,7 +62,7 @@ class OpenLoopEnv(TensorEnv[World]):
         last = self.world_type(*(field[-self.num_lives :] for field in later))
         self._state = state._replace(clock=state.clock + steps, life_step=state.life_step + steps, world=last)
 
-        def from_now(now: dict[str, Tensor], then: dict[str, Tensor]) -> dict[str, Tensor]:
+        def from_now(now: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> dict[str, Tensor]:
             shape = (steps, self.num_lives)
             return {
                 key: torch.cat([now[key][None], then[key].reshape(*shape, *now[key].shape[1:])[:-1]]) for key in now

@@ -153,7 +153,8 @@ class RecallStream(TimeIndexedEnv[RecallStreamWorld]):
         }
 
     def step_channels(self) -> Mapping[str, Channel]:
-        return {"query": Channel(Stream.WORLD, 2), "filler": Channel(Stream.WORLD, 3)}
+        query = {"query": Channel(Stream.WORLD, 2)}
+        return query | {"filler": Channel(Stream.WORLD, 3)} if self.filler > 0 else query
 
     def begin(self, draws: Mapping[str, Tensor]) -> RecallStreamWorld:
         order = draws["order"].argsort(dim=1, stable=True)
@@ -185,13 +186,12 @@ class RecallStream(TimeIndexedEnv[RecallStreamWorld]):
         since = (time - self.num_keys)[:, None]  # time since the introduction; negative inside it
         due = (since - world.phase).remainder(self._period) == 0  # [B, N], at most one of them
         introduced = world.order.gather(1, time.clamp(max=self.num_keys - 1)[:, None])[:, 0]
-        write = due.any(1)
+        write, rebound = due.max(dim=1)
         group = integers(draws["query"][:, 0], len(self.keys_per_group))
         queried = self._group_start[group] + (draws["query"][:, 1] * self._group_size[group]).to(torch.int64)
         introducing = time < self.num_keys
-        is_filler = ~(write | introducing) & (draws["filler"][:, 0] < self.filler)
-        operation = torch.where(write | introducing, WRITE, torch.where(is_filler, FILLER, QUERY))
-        key = torch.where(introducing, introduced, torch.where(write, due.to(torch.int8).argmax(1), queried))
+        operation = torch.where(write | introducing, WRITE, QUERY)
+        key = torch.where(introducing, introduced, torch.where(write, rebound, queried))
 
         passed = since[:, 0] - world.phase.gather(1, key[:, None])[:, 0]  # since the first re-binding of the key
         period = self._period[key]
@@ -199,10 +199,12 @@ class RecallStream(TimeIndexedEnv[RecallStreamWorld]):
         since_introduction = time - world.introduction.gather(1, key[:, None])[:, 0]
         age = torch.where(binding == 0, since_introduction, passed.remainder(period))
         value = self._value(world, key, binding)
-
-        key = torch.where(is_filler, self.num_keys + integers(draws["filler"][:, 1], self.filler_keys), key)
-        value = torch.where(is_filler, integers(draws["filler"][:, 2], self.values), value)
-        age = age.masked_fill(is_filler, 0)
+        if self.filler > 0:
+            is_filler = (operation == QUERY) & (draws["filler"][:, 0] < self.filler)
+            operation = operation.masked_fill(is_filler, FILLER)
+            key = torch.where(is_filler, self.num_keys + integers(draws["filler"][:, 1], self.filler_keys), key)
+            value = torch.where(is_filler, integers(draws["filler"][:, 2], self.values), value)
+            age = age.masked_fill(is_filler, 0)
         return world._replace(operation=operation, key=key, value=value, age=age, time=time)
 
     def observe(self, world: RecallStreamWorld) -> Observation:
