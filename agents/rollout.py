@@ -74,7 +74,7 @@ class Lives:
         self.generator = generator
         self.statistics = LifeStatistics(env.num_lives)
         device = self.device = agent.token.weight.device
-        self.state = agent.core.initial_state(env.num_lives, device=device)
+        self.state = agent.core.initial_state(env.num_lives, device=device).detach()  # a reset state may be learned
         self.last = agent.initial_previous(env.num_lives)
         self.reset = torch.ones(env.num_lives, dtype=torch.bool, device=device)
         # Steps since the hidden rule changed, [B], at the observation that is acted on next; None where nobody says.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from tensordict.utils import unravel_key_list
@@ -18,6 +19,7 @@ from torchrl.envs.transforms import TensorDictPrimer
 from torchrl.modules.tensordict_module.rnn import recurrent_mode
 
 from lifelong.memory.core import MemoryCore
+from lifelong.memory.learned_reset import ResetState
 from lifelong.memory.pieces import run_pieces
 
 _IS_INIT = "is_init"
@@ -32,8 +34,9 @@ class MemoryModule(TensorDictModuleBase):
     *Recurrent mode* (inside ``torchrl.modules.set_recurrent_mode(True)``, which TorchRL's losses enter by themselves
     and GAE does not; or ``default_recurrent_mode=True``): batch ``[*B, T]``, time last. The state stored at the first
     step, *and at every step where* ``is_init``, is loaded. As a collector stores the primer's zeros there, this
-    equals a reset. Outputs and gradients are those of the steps. Of the states written, those at the ends of
-    trajectories hold; the others are zeros that keep the shape.
+    equals a reset (zeros stand for the reset state, also where a core learns it). Outputs and gradients are those of
+    the steps. Of the states written, those at the ends of trajectories hold; the others are zeros that keep the
+    shape.
 
     GAE over a value network with memory wants ``deactivate_vmap=True``, as with TorchRL's own modules.
 
@@ -125,6 +128,8 @@ class MemoryModule(TensorDictModuleBase):
         if not batch:
             raise ValueError("in recurrent mode MemoryModule needs a TensorDict with a time axis, its last batch axis")
         inputs, stored, is_init = self._read(tensordict, (batch[:-1].numel(), batch[-1]))
+        if any(isinstance(module, ResetState) and module.learned for module in self.core.modules()):
+            stored = _with_learned_starts(stored, is_init, self.core.initial_state(1))
         outputs, ends, last = run_pieces(self.core, inputs, stored, is_init)
         slots = []
         for leaf in (last.get(leaf) for leaf in self._leaves):
@@ -150,6 +155,18 @@ class MemoryModule(TensorDictModuleBase):
         tensordict.set(self.out_keys[0], outputs.reshape(*batch, outputs.shape[-1]))
         for key, state, (shape, _) in zip(self.out_keys[1:], states, self._specs, strict=True):
             tensordict.set(key, state.reshape(*batch, *shape))
+
+
+def _with_learned_starts(stored: TensorDict, is_init: Tensor, learned: TensorDict) -> TensorDict:
+    """``stored`` [B, T] with ``learned`` [1] where it ``is_init`` [B, T] and zero."""
+    starts = is_init
+    for leaf in stored.values(True, True):
+        starts = starts & ~leaf.flatten(2).any(2)
+    loaded = TensorDict({}, stored.batch_size)
+    for key in stored.keys(True, True):
+        leaf = stored.get(key)
+        loaded.set(key, torch.where(starts.view(*starts.shape, *[1] * (leaf.dim() - 2)), learned.get(key), leaf))
+    return loaded
 
 
 def _what_is_missing(missing: list[str], states: list[str]) -> str:

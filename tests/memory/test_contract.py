@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lifelong.memory import MemoryCore, core_names, make_core
+from lifelong.memory import MemoryCore, core_names, core_options, make_core
 
 Case = tuple[str, dict[str, Any]]
 Run = Callable[[MemoryCore, Tensor, TensorDict], tuple[Tensor, TensorDict]]
@@ -36,9 +36,12 @@ VARIANTS: list[Case] = [
     ("gated_delta", {"heads": 1, "head_dim": 8, "convolution_taps": 0}),
     ("linear_attention", {"layers": 2, "heads": 2, "head_dim": 4, "convolution_taps": 2}),
     ("lstm", {"layers": 3, "hidden": 7}),
+    ("lstm", {"layers": 2, "hidden": 7, "reset_state": "learned"}),
     ("gru", {"layers": 3, "hidden": 7}),
+    ("gru", {"layers": 2, "hidden": 7, "reset_state": "learned"}),
     ("none", {"layers": 2, "feed_forward": 0.0}),
 ]
+VARIANTS += [(name, {"reset_state": "learned"}) for name in core_names() if "reset_state" in core_options(name)]
 CASES = [(name, {}) for name in core_names()] + VARIANTS
 IDS = [" ".join([name, *(f"{key}={value}" for key, value in options.items())]) for name, options in CASES]
 
@@ -87,19 +90,25 @@ def leaves(state: TensorDict) -> list[Tensor]:
     return [state.get(key) for key in sorted(state.keys(True, True), key=str)]
 
 
+def floating(state: TensorDict) -> list[Tensor]:
+    """The tensors of a state that gradients can be asked of: all but the counters."""
+    return [leaf for leaf in leaves(state) if leaf.is_floating_point()]
+
+
 def with_gradients(core: MemoryCore, run: Run, inputs: Tensor, state: TensorDict) -> list[Tensor]:
     """Outputs, final state, and the gradients of a fixed random functional of both in inputs, state and parameters."""
     inputs = inputs.detach().clone().requires_grad_()
     state = state.apply(lambda leaf: leaf.detach().clone().requires_grad_(leaf.is_floating_point()))
     outputs, final = run(core, inputs, state)
-    values = [outputs, *leaves(final)]
+    counters = [leaf for leaf in leaves(final) if not leaf.is_floating_point()]
+    values = [outputs, *floating(final)]
     weights = [
         torch.randn(value.shape, generator=torch.Generator().manual_seed(7), dtype=value.dtype) for value in values
     ]
     loss = sum((value * weight).sum() for value, weight in zip(values, weights, strict=True))
-    sources = [inputs, *leaves(state), *core.parameters()]
+    sources = [inputs, *floating(state), *core.parameters()]
     gradients = torch.autograd.grad(loss, sources, materialize_grads=True)
-    return [*(value.detach() for value in values), *gradients]
+    return [*(value.detach() for value in values), *counters, *gradients]
 
 
 def assert_equal(found: list[Tensor], wanted: list[Tensor], dtype: torch.dtype) -> None:
@@ -166,8 +175,8 @@ def test_no_gradient_crosses_a_reset_not_even_a_rounding_error(case: Case, t: in
     reset[::2, t] = True
     for run in (core, lambda x, s, r: by_steps(core, x, s, r)):
         outputs, final = run(inputs, state, reset)
-        loss = outputs[:, t:].square().sum() + sum(leaf.square().sum() for leaf in leaves(final))
-        of_inputs, *of_state = torch.autograd.grad(loss, [inputs, *leaves(state)], materialize_grads=True)
+        loss = outputs[:, t:].square().sum() + sum(leaf.square().sum() for leaf in floating(final))
+        of_inputs, *of_state = torch.autograd.grad(loss, [inputs, *floating(state)], materialize_grads=True)
         for gradient in [of_inputs[:, :t], *of_state]:
             assert not gradient[::2].any()
         if remembers(case):  # where nothing was reset, gradients do flow

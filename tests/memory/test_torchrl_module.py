@@ -53,7 +53,7 @@ def recorded(module: MemoryModule, *batch: int, load: bool) -> TensorDict:
         is_init = torch.rand(*lives, 1) < (0.3 if t else 0.5)
         is_init.view(-1)[0] |= t == 3
         if load:
-            other = states.apply(lambda leaf: torch.randn_like(leaf))
+            other = states.apply(lambda leaf: torch.randn_like(leaf) if leaf.is_floating_point() else leaf + 3)
             states = torch.where(is_init.flatten(), other, states)
         else:
             states = torch.where(is_init.flatten(), module.core.initial_state(len(states)), states)
@@ -116,6 +116,28 @@ def test_both_modes_have_the_same_gradients(name: str) -> None:
         gradients.append(torch.autograd.grad((y * weights).sum(), [x, *module.parameters()]))
     for steps, sequence in zip(*gradients, strict=True):
         torch.testing.assert_close(sequence, steps, rtol=0.0, atol=1e-10)
+
+
+def test_a_learned_reset_state_is_begun_with_and_learned_from_the_zeros_of_the_primer() -> None:
+    torch.manual_seed(0)
+    module = MemoryModule(make_core("lstm", DIM, reset_state="learned"), in_key="x", out_key="y").double()
+    learned = list(module.core.reset_state.learned.values())
+    with torch.no_grad():
+        for parameter in learned:
+            parameter.normal_()
+    inputs, is_init = torch.randn(2, 9, DIM, dtype=torch.float64), torch.rand(2, 9) < 0.3
+    is_init[:, 0] = True
+    stored = TensorDict({"x": inputs, "is_init": is_init.unsqueeze(-1)}, [2, 9])
+    for key in module.state_keys:
+        stored[key] = torch.zeros(2, 9, 1, DIM, dtype=torch.float64)
+    with set_recurrent_mode(True):
+        found = module(stored)["y"]
+    wanted, _ = module.core(inputs, module.core.initial_state(2), is_init)
+    torch.testing.assert_close(found, wanted, rtol=0.0, atol=1e-10)
+    for of_module, of_core in zip(
+        *(torch.autograd.grad(y.square().sum(), learned) for y in (found, wanted)), strict=True
+    ):
+        torch.testing.assert_close(of_module, of_core, rtol=0.0, atol=1e-10)
 
 
 @pytest.mark.parametrize("recurrent", [False, True], ids=["step mode", "recurrent mode"])
