@@ -11,6 +11,7 @@ from lifelong.envs import BatchedEnv, References
 from lifelong.experiments.config import RunConfig
 from lifelong.experiments.run_folder import write_json
 from lifelong.experiments.run_log import read_rows
+from lifelong.memory import make_core
 
 _REFERENCE_NAMES = ("random", "memoryless", "order_free", "ideal_learner", "oracle")
 
@@ -30,6 +31,7 @@ class Summary:
     best_score: float | None
     references: dict[str, float]
     frames_per_second: float | None
+    core_parameters: int  # of the memory core alone
 
     def text(self) -> str:
         """For the terminal."""
@@ -94,7 +96,14 @@ def summarise(config: RunConfig, env: BatchedEnv, folder: Path) -> Summary:
         best_score=score(best),
         references=reference_levels(references),
         frames_per_second=speeds[len(speeds) // 2] if speeds else None,
+        core_parameters=_core_parameters(config),
     )
+
+
+def _core_parameters(config: RunConfig) -> int:
+    options = dict(config.memory)
+    core = make_core(options.pop("name"), config.agent.width, **options)
+    return sum(parameter.numel() for parameter in core.parameters())
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
