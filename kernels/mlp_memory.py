@@ -7,12 +7,15 @@ For every life and head, with the network f(.; W) and chunks of `chunk` steps:
     W_t   = exp(log_decay_t) W_{t-1} + M_t
     out_t = f(query_t; W_t)
 
-base_t is W at the start of the chunk that t lies in. A reset drops W, M and the base for the initial weights, which are
-learned; it does not move the edges of the chunks. f(x) = W x, or f(x) = W2 gelu(W1 x); with `norm` f(x) = x +
-layer_norm(net(x)), which is TTT-linear and TTT-MLP (Sun et al. 2024). Without it and with momentum and decay it is the
-memory of Titans (Behrouz et al. 2025). R > 1 pairs a token, as `replay_window` makes them, are the sliding objective of
-ATLAS (Behrouz et al. 2025). With `newton_schulz` > 0 iterations, the momentum of a chunk is orthogonalised (Muon) and
-added to the weights at the end of the chunk; reads within it see its start.
+base_t is W at the start of the chunk that t lies in; chunks are counted from the start of the life. A reset drops W, M
+and the base for the initial weights, which are learned, and starts a chunk: it equals a fresh start. f(x) = W x, or
+f(x) = W2 gelu(W1 x); with biases, W x + w; with `norm`, f(x) = x + layer_norm(net(x)). One normed layer is TTT-linear,
+two are TTT-MLP (Sun et al. 2024, section 2.7; there L has 1 in place of 1/2). Two with momentum and decay are the
+memory of Titans (Behrouz et al. 2025, eq. 13 and 14). R > 1 pairs a token, as `replay_window` makes them, are the
+sliding objective of ATLAS (Behrouz et al. 2025, eq. 9), and so is Muon: with `newton_schulz` > 0 iterations NS,
+
+    M_t = momentum_t M_{t-1} - g_t                      no momentum: M = 0 at the start of a chunk, then 1
+    W_t = exp(log_decay_t) W_{t-1}                      and at the last step of a chunk: + update_rate_t NS(M_t)
 
 Because the gradient is that of one point, the writes of a chunk are known before any is made: each layer of the network
 at step t is the layer at the entry, weighted, minus a sum of outer products, weighted: the linear memory once a layer.
@@ -25,8 +28,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lifelong.kernels.chunk_influence import Influence, influence_with_momentum, influence_without_momentum
-from lifelong.kernels.mlp_network import Bases, Network, Weights, apply, forward, orthogonalise, pair_gradients
+from lifelong.kernels.mlp_chunks import Kept, LifeChunks, kept
+from lifelong.kernels.mlp_network import Network, Weights, apply, forward, orthogonalise, pair_gradients
 from lifelong.kernels.validation import require
 
 
@@ -50,17 +53,13 @@ class MLPMemoryOutput(NamedTuple):
 class _Tokens(NamedTuple):
     """The tokens of a call, with the axis of the pairs always there."""
 
-    query: Tensor  # [B, T, H, Dk]
+    query: Tensor  # [B, T, 1, H, Dk]
     key: Tensor  # [B, T, R, H, Dk]
     value: Tensor  # [B, T, R, H, Dv]
     write_rate: Tensor  # [B, T, R, H]
-    log_decay: Tensor | None  # [B, T, H]
-    momentum: Tensor | None  # [B, T, H]
-    reset: Tensor | None  # [B, T]
-
-    def between(self, start: int, stop: int) -> _Tokens:
-        cut = {name: tensor[:, start:stop] for name, tensor in self._asdict().items() if tensor is not None}
-        return self._replace(**cut)
+    log_decay: Tensor | None  # [B, T, 1, H]
+    momentum: Tensor | None  # [B, T, 1, H]
+    update_rate: Tensor | None  # [B, T, 1, H]
 
 
 def mlp_memory(
@@ -78,6 +77,7 @@ def mlp_memory(
     norm: tuple[Tensor, Tensor] | None = None,
     chunk: int = 16,
     newton_schulz: int = 0,
+    update_rate: Tensor | None = None,
 ) -> MLPMemoryOutput:
     """Run the memory over a sequence.
 
@@ -85,23 +85,30 @@ def mlp_memory(
         query: `[B, T, H, Dk]`.
         key, value, write_rate: `[B, T, H, Dk]`, `[B, T, H, Dv]`, `[B, T, H]`; with R pairs a token `[B, T, R, H, ...]`.
         initial_weights: one matrix `[H, out, in]` a layer, of one layer (Dk to Dv) or two; the state of a new life.
+            With one column more in every layer, that is the bias.
         log_decay: `[B, T, H]` <= 0.
         momentum: `[B, T, H]` in [0, 1].
         reset: `[B, T]` bool.
-        initial_state: what an earlier call returned; None: new lives. Lives must stand at the same step of a chunk,
-            unless the implementation is the reference.
+        initial_state: what an earlier call returned; None: new lives. Lives may stand at unlike steps of their chunks.
         implementation: `"reference"`, a loop over steps, or `"chunked"`; `"auto"` is chunked.
         norm: gain and shift `[H, Dv]` of the layer norm; Dk = Dv.
         chunk: steps that share one point of the gradient.
         newton_schulz: iterations that orthogonalise the momentum; 5 is usual, 0 is none.
+        update_rate: `[B, T, H]`, of the orthogonalised momentum; None: 1.
 
     Raises:
-        ValueError: an argument has a wrong shape, or the implementation cannot serve the call.
+        ValueError: an argument has a wrong shape, or the implementation is unknown.
     """
-    tokens = _validated(query, key, value, write_rate, log_decay, momentum, reset, initial_weights, norm)
     require(chunk >= 1, "chunk", ">= 1", chunk)
-    network = Network(initial_weights, norm, chunk, newton_schulz)
-    lives = query.shape[0]
+    require(
+        update_rate is None or newton_schulz > 0, "update_rate", "None unless newton_schulz > 0", "newton_schulz = 0"
+    )
+    tokens, bias = _validated(query, key, value, write_rate, initial_weights, norm, log_decay, momentum, update_rate)
+    fits = reset is None or (reset.shape == query.shape[:2] and reset.dtype == torch.bool)
+    require(fits, "reset", f"{[*query.shape[:2]]} of torch.bool", reset)
+    gain_and_shift = None if norm is None else (norm[0][:, None], norm[1][:, None])
+    network = Network(initial_weights, gain_and_shift, bias, chunk, newton_schulz)
+    lives, length = query.shape[:2]
     if initial_state is None:
         fresh = tuple(layer.expand(lives, *layer.shape) for layer in initial_weights)
         zeros = tuple(torch.zeros_like(layer) for layer in fresh)
@@ -112,167 +119,191 @@ def mlp_memory(
 
     with torch.autocast(query.device.type, enabled=False):
         if implementation == "reference":
-            result = _reference(tokens, network, initial_state)
+            result = _by_steps(tokens, network, initial_state, reset, by_autograd=True)
         elif implementation in ("auto", "chunked"):
-            result = _chunked(tokens, network, initial_state)
+            if chunk == 1 or length == 1:
+                result = _by_steps(tokens, network, initial_state, reset, by_autograd=False)
+            else:
+                result = _chunked(tokens, network, initial_state, reset)
         else:
             raise ValueError(f'implementation must be auto, reference or chunked, got "{implementation}"')
     surprise = result.surprise if key.dim() == 5 else result.surprise[:, :, 0]
     return result._replace(output=result.output.to(value.dtype), surprise=surprise)
 
 
-def _reference(tokens: _Tokens, network: Network, state: MLPMemoryState) -> MLPMemoryOutput:
-    """The definition: the gradient is autograd's."""
-    weights, base, running, phase = state
+def _by_steps(
+    tokens: _Tokens, network: Network, state: MLPMemoryState, reset: Tensor | None, by_autograd: bool
+) -> MLPMemoryOutput:
+    """The definition, step by step; the gradient of the pairs is autograd's, or written out."""
     outputs, surprises = [], []
-    for t in range(tokens.query.shape[1]):
-        query, key, value, rate = (tensor[:, t] for tensor in tokens[:4])
-        log_decay, momentum, reset = (None if tensor is None else tensor[:, t] for tensor in tokens[4:])
+    over_time = [[None] * tokens.query.shape[1] if tensor is None else tensor.unbind(1) for tensor in tokens]
+    for t, (query, key, value, rate, log_decay, momentum, update_rate) in enumerate(zip(*over_time, strict=True)):
         if reset is not None:
-            dropped = reset[:, None, None, None]
-            weights = tuple(torch.where(dropped, new, old) for new, old in zip(network.initial, weights, strict=True))
-            base = tuple(torch.where(dropped, new, old) for new, old in zip(network.initial, base, strict=True))
-            running = tuple(layer.masked_fill(dropped, 0.0) for layer in running)
+            state = _dropped(network, state, reset[:, t])
+        weights, base, running, phase = state
+        key, value, rate = key.transpose(1, 2), value.transpose(1, 2), rate.transpose(1, 2)  # [B, H, R, ...]
+        if by_autograd:
+            gradient, surprise = _gradient_by_autograd(network, base, key, value, rate)
+        else:
+            inputs, deltas, surprise = pair_gradients(network, base, key, value, rate)
+            gradient = tuple(delta.mT @ rows for delta, rows in zip(deltas, inputs, strict=True))
 
-        key, value = key.transpose(1, 2), value.transpose(1, 2)  # [B, H, R, ...]
-
-        def loss(at: Weights) -> tuple[Tensor, Tensor]:
-            error = apply(network, at, key) - value  # noqa: B023
-            weighted = 0.5 * error.square().sum(-1) * rate.transpose(1, 2)  # noqa: B023
-            return weighted.sum(), torch.linalg.vector_norm(error, dim=-1)
-
-        gradient, surprise = torch.func.grad(loss, has_aux=True)(base)
-        if momentum is not None:
-            running = tuple(momentum[..., None, None] * layer for layer in running)
-        running = tuple(layer - step for layer, step in zip(running, gradient, strict=True))
         if log_decay is not None:
-            weights = tuple(log_decay.exp()[..., None, None] * layer for layer in weights)
-        if not network.newton_schulz:
-            weights = tuple(layer + step for layer, step in zip(weights, running, strict=True))
-            if momentum is None:
-                running = tuple(torch.zeros_like(layer) for layer in running)
-
-        reader = base if network.newton_schulz else weights
-        outputs.append(apply(network, reader, query[:, :, None])[:, :, 0])
-        surprises.append(surprise.transpose(1, 2))
-
-        phase = (phase + 1) % network.chunk
-        done = (phase == 0)[:, None, None, None]
-        inside = (weights, base, running)
-        at_edge = _at_edge(network, weights, running, momentum is not None)
-        weights, base, running = (
-            tuple(torch.where(done, new, old) for new, old in zip(after, before, strict=True))
-            for after, before in zip(at_edge, inside, strict=True)
-        )
-    return MLPMemoryOutput(
-        torch.stack(outputs, 1), MLPMemoryState(weights, base, running, phase), torch.stack(surprises, 1)
-    )
-
-
-def _chunked(tokens: _Tokens, network: Network, state: MLPMemoryState) -> MLPMemoryOutput:
-    """Pieces of the sequence that end at the edges of chunks, each in parallel over its steps."""
-    phase = int(state.phase[0])
-    if bool((state.phase != phase).any()):
-        raise ValueError(
-            f'implementation="chunked" needs all lives at the same step of a chunk, got {state.phase.tolist()}; '
-            'implementation="reference" does not'
-        )
-    length = tokens.query.shape[1]
-    outputs, surprises, start = [], [], 0
-    while start < length:
-        stop = min(length, start + network.chunk - phase)
-        piece = tokens.between(start, stop)
-        output, state, surprise = _piece(piece, network, state)
-        outputs.append(output)
-        surprises.append(surprise)
-        phase = (phase + stop - start) % network.chunk
-        if phase == 0:
-            edge = _at_edge(network, state.weights, state.momentum, tokens.momentum is not None)
-            state = MLPMemoryState(*edge, state.phase)
-        start = stop
-    state = state._replace(phase=torch.full_like(state.phase, phase))
-    return MLPMemoryOutput(torch.cat(outputs, 1), state, torch.cat(surprises, 1))
-
-
-def _piece(tokens: _Tokens, network: Network, state: MLPMemoryState) -> MLPMemoryOutput:
-    """Steps of one chunk. Pairs lie in `[B, H, C * R, ...]`, queries in `[B, H, C, ...]`."""
-    lives, size, pairs, heads, _ = tokens.key.shape
-    query = tokens.query.transpose(1, 2)
-    key, value = (tensor.permute(0, 3, 1, 2, 4).flatten(2, 3) for tensor in (tokens.key, tokens.value))
-    rate = tokens.write_rate.permute(0, 3, 1, 2).flatten(2, 3)
-    # Before the first reset of the piece the gradient is taken at the base, after it at the initial weights.
-    born = None if tokens.reset is None else (tokens.reset.cumsum(1) > 0)[:, None, :, None]
-    bases = Bases(state.base, network.initial, born)
-
-    inputs, deltas, surprise = pair_gradients(network, bases.repeated(pairs), key, value, rate)
-    influence, planes = _influence(tokens, network, state)
-    entry, writes, exit_entry, exit_writes = (part.expand(1, lives, heads, *part.shape[-2:])[0] for part in influence)
-    entry, writes = entry[:, :, size:], writes[:, :, size:].repeat_interleave(pairs, -1)
-    exit_writes = exit_writes.repeat_interleave(pairs, -1)
-
-    def read_layer(layer: int, vectors: Tensor) -> Tensor:
+            decay = log_decay.exp().mT[..., None]
+            weights = tuple(decay * layer for layer in weights)
+        if momentum is not None:
+            running = tuple(
+                momentum.mT[..., None] * layer - step for layer, step in zip(running, gradient, strict=True)
+            )
         if network.newton_schulz:
-            return bases.times(layer, vectors)
-        old = [weight * (vectors @ plane.mT) for weight, plane in zip(entry.split(1, -1), planes[layer], strict=True)]
-        return sum(old) - ((vectors @ inputs[layer].mT) * writes) @ deltas[layer]
+            if momentum is None:
+                running = tuple(layer - step for layer, step in zip(running, gradient, strict=True))
+            done = (phase == network.chunk - 1)[:, None, None, None]
+            weights, running = _muon(network, weights, running, update_rate, done, keep=momentum is not None)
+        elif momentum is not None:
+            weights = tuple(layer + step for layer, step in zip(weights, running, strict=True))
+        else:
+            weights = tuple(layer - step for layer, step in zip(weights, gradient, strict=True))
 
-    output = forward(network, read_layer, query)[-1]
+        outputs.append(apply(network, weights, query.transpose(1, 2))[:, :, 0])
+        surprises.append(surprise.transpose(1, 2))
+        if network.chunk == 1:
+            state = MLPMemoryState(weights, weights, running, phase)
+            continue
+        phase = (phase + 1) % network.chunk
+        state = MLPMemoryState(weights, _chosen((phase == 0)[:, None, None, None], weights, base), running, phase)
+    return MLPMemoryOutput(torch.stack(outputs, 1), state, torch.stack(surprises, 1))
 
-    def leave(plane: int, layer: int) -> Tensor:
-        old = sum(exit_entry[:, :, plane, p, None, None] * planes[layer][p] for p in range(len(planes[layer])))
-        return old - (deltas[layer] * exit_writes[:, :, plane, :, None]).mT @ inputs[layer]
 
-    layers = range(len(network.initial))
-    weights = tuple(leave(0, layer) for layer in layers)
+def _gradient_by_autograd(
+    network: Network, base: Weights, key: Tensor, value: Tensor, rate: Tensor
+) -> tuple[Weights, Tensor]:
+    def loss(weights: Weights) -> tuple[Tensor, Tensor]:
+        error = apply(network, weights, key) - value
+        return (0.5 * error.square().sum(-1) * rate).sum(), torch.linalg.vector_norm(error, dim=-1)
+
+    gradient, surprise = torch.func.grad(loss, has_aux=True)(base)
+    return gradient, surprise
+
+
+def _chosen(condition: Tensor, yes: Weights, no: Weights) -> Weights:
+    return tuple(torch.where(condition, a, b) for a, b in zip(yes, no, strict=True))
+
+
+def _dropped(network: Network, state: MLPMemoryState, dropped: Tensor) -> MLPMemoryState:
+    """New lives where `dropped` `[B]`."""
+    if not bool(dropped.any()):
+        return state
+    rows = dropped[:, None, None, None]
+    weights = _chosen(rows, network.initial, state.weights)
+    base = weights if network.chunk == 1 else _chosen(rows, network.initial, state.base)
+    momentum = tuple(layer.masked_fill(rows, 0.0) for layer in state.momentum)
+    return MLPMemoryState(weights, base, momentum, state.phase.masked_fill(dropped, 0))
+
+
+def _muon(
+    network: Network, weights: Weights, running: Weights, update_rate: Tensor | None, done: Tensor, *, keep: bool
+) -> tuple[Weights, Weights]:
+    """Where `done` `[B, 1, 1, 1]`, add the orthogonalised momentum; update_rate `[B, 1, H]`."""
+    moves = [orthogonalise(layer, network.newton_schulz) for layer in running]
+    if update_rate is not None:
+        moves = [update_rate.mT[..., None] * move for move in moves]
+    moved = tuple(layer + move for layer, move in zip(weights, moves, strict=True))
+    if not keep:
+        running = tuple(layer.masked_fill(done, 0.0) for layer in running)
+    return _chosen(done, moved, weights), running
+
+
+def _chunked(tokens: _Tokens, network: Network, state: MLPMemoryState, reset: Tensor | None) -> MLPMemoryOutput:
+    """The chunks of all lives side by side, each in parallel over its steps."""
+    length, pairs = tokens.key.shape[1:3]
+    chunks = LifeChunks.of(length, network.chunk, state.phase, reset)
+    query, key, value, rate = (chunks.spread(tensor) for tensor in tokens[:4])
+    log_decay, momentum, update_rate = (None if gate is None else chunks.spread(gate) for gate in tokens[4:])
+    if momentum is None and network.newton_schulz:
+        momentum = torch.ones_like(query[..., 0])
+    left = kept(chunks.size, log_decay, momentum, chunks.real, query)
+    flags = torch.stack([chunks.fresh.any(1), chunks.done.any(1), chunks.done.all(1)]).tolist()
+
+    outputs, surprises = [], []
+    parts = zip(query.unbind(), key.unbind(), value.unbind(), rate.unbind(), left.in_weights.unbind(), strict=True)
+    for n, (a_query, a_key, a_value, a_rate, in_weights) in enumerate(parts):
+        any_fresh, any_done, all_done = (flag[n] for flag in flags)
+        if any_fresh:
+            state = _dropped(network, state, chunks.fresh[n])
+        here = Kept(in_weights, None if left.in_momentum is None else left.in_momentum[n])
+        inputs, deltas, surprise = pair_gradients(network, state.base, a_key, a_value, a_rate)
+        output = _read(network, state, here, inputs, deltas, a_query, pairs)
+        weights, running = _left(network, state, here, inputs, deltas, pairs)
+        if network.newton_schulz and any_done:
+            done = chunks.done[n, :, None, None, None]
+            last = chunks.real[n] & ~torch.nn.functional.pad(chunks.real[n, :, 1:], (0, 1))
+            at_last = last[:, None, :, None]
+            rates = None if update_rate is None else (update_rate[n] * at_last[..., 0]).sum(-1)[:, None]
+            weights, running = _muon(network, weights, running, rates, done, keep=tokens.momentum is not None)
+            output = torch.where(at_last & done, apply(network, weights, a_query), output)
+        base = weights if all_done else state.base
+        if any_done and not all_done:
+            base = _chosen(chunks.done[n, :, None, None, None], weights, base)
+        state = MLPMemoryState(weights, base, running, state.phase)
+        outputs.append(output)
+        surprises.append(surprise.unflatten(-1, (chunks.size, pairs)))
+    state = state._replace(phase=chunks.phase)
+    surprise = chunks.collect(torch.stack(surprises)).transpose(2, 3)
+    return MLPMemoryOutput(chunks.collect(torch.stack(outputs)), state, surprise)
+
+
+def _read(
+    network: Network,
+    state: MLPMemoryState,
+    here: Kept,
+    inputs: list[Tensor],
+    deltas: list[Tensor],
+    query: Tensor,
+    pairs: int,
+) -> Tensor:
+    """f(query_t; W_t) at every step of a chunk, with Newton-Schulz as if no momentum were added."""
+    size = query.shape[-2]
+    planes, writes = here.in_weights.split([here.in_weights.shape[-1] - size, size], -1)
+    of_weights, of_momentum = planes[..., :1], planes[..., 1:]
+    if pairs > 1:
+        writes = writes.repeat_interleave(pairs, -1)
+
+    def times(layer: int, rows: Tensor) -> Tensor:
+        old = of_weights * (rows @ state.weights[layer].mT)
+        if network.newton_schulz:
+            return old
+        if of_momentum.shape[-1]:
+            old = old + of_momentum * (rows @ state.momentum[layer].mT)
+        return old - ((rows @ inputs[layer].mT) * writes) @ deltas[layer]
+
+    return forward(network, times, query).result
+
+
+def _left(
+    network: Network, state: MLPMemoryState, here: Kept, inputs: list[Tensor], deltas: list[Tensor], pairs: int
+) -> tuple[Weights, Weights]:
+    """Weights and momentum that a chunk leaves, with Newton-Schulz before any momentum is added."""
+    last = here.in_weights[:, :, -1]  # blank steps keep everything, so the last row is that of the last step
+    of_weights = last[..., 0, None, None]
+    weights = tuple(of_weights * layer for layer in state.weights)
+    planes = 1 if here.in_momentum is None else 2
+
+    def written(layer: int, share: Tensor) -> Tensor:
+        share = share.repeat_interleave(pairs, -1) if pairs > 1 else share
+        return (deltas[layer] * share[..., None]).mT @ inputs[layer]
+
+    layers = range(len(weights))
     running = state.momentum
-    if tokens.momentum is not None or network.newton_schulz:
-        running = tuple(leave(1, layer) for layer in layers)
-    after = MLPMemoryState(weights, bases.last(), running, state.phase)
-    return MLPMemoryOutput(output.transpose(1, 2), after, surprise.unflatten(2, (size, pairs)).permute(0, 2, 3, 1))
-
-
-def _influence(tokens: _Tokens, network: Network, state: MLPMemoryState) -> tuple[Influence, list[list[Tensor]]]:
-    """Influence of one piece, without write rates, and for each layer the planes that it weighs."""
-    size, like = tokens.query.shape[1], tokens.query
-    log_decay = None if tokens.log_decay is None else tokens.log_decay.transpose(1, 2)[None]
-    reset = None if tokens.reset is None else tokens.reset[None]
-    options = {"error_before_decay": True, "learned_reset": reset is not None}
-    initial = [[] if reset is None else [layer] for layer in network.initial]
-    if tokens.momentum is None and not network.newton_schulz:
-        influence = influence_without_momentum(size, log_decay, reset, like, **options)
-        return influence, [[layer, *new] for layer, new in zip(state.weights, initial, strict=True)]
-
-    momentum = like.new_ones(like.shape[:3]) if tokens.momentum is None else tokens.momentum
-    decay = None if network.newton_schulz else log_decay
-    influence = influence_with_momentum(decay, momentum.transpose(1, 2)[None], reset, padding=0, **options)
-    planes = [list(layers) for layers in zip(state.weights, state.momentum, strict=True)]
-    planes = [old + new for old, new in zip(planes, initial, strict=True)]
-    if not network.newton_schulz:
-        return influence, planes
-    # The weights only decay within a chunk, and the momentum is added at its end.
-    alone = influence_without_momentum(size, log_decay, reset, like, **options)
-    kept = alone.exit_entry.expand(*influence.exit_entry.shape[:3], -1, -1)[..., :1, :]
-    kept = torch.cat([kept[..., :1], torch.zeros_like(kept[..., :1]), kept[..., 1:]], -1)
-    writes = influence.exit_writes
-    return Influence(
-        influence.entry,
-        influence.writes,
-        torch.cat([kept, influence.exit_entry[..., 1:, :]], -2),
-        torch.cat([torch.zeros_like(writes[..., :1, :]), writes[..., 1:, :]], -2),
-    ), planes
-
-
-def _at_edge(
-    network: Network, weights: Weights, running: Weights, with_momentum: bool
-) -> tuple[Weights, Weights, Weights]:
-    """Weights, base and momentum with which the next chunk starts."""
+    if here.in_momentum is not None:
+        of_running, share = here.in_momentum[..., 0, None, None], here.in_momentum[..., 1:]
+        running = tuple(of_running * running[layer] - written(layer, share) for layer in layers)
     if network.newton_schulz:
-        weights = tuple(
-            layer + orthogonalise(step, network.newton_schulz) for layer, step in zip(weights, running, strict=True)
-        )
-        if not with_momentum:
-            running = tuple(torch.zeros_like(layer) for layer in running)
-    return weights, weights, running
+        return weights, running
+    if planes == 2:
+        of_momentum = last[..., 1, None, None]
+        weights = tuple(weights[layer] + of_momentum * state.momentum[layer] for layer in layers)
+    return tuple(weights[layer] - written(layer, last[..., planes:]) for layer in layers), running
 
 
 def _validated(
@@ -280,12 +311,13 @@ def _validated(
     key: Tensor,
     value: Tensor,
     write_rate: Tensor,
-    log_decay: Tensor | None,
-    momentum: Tensor | None,
-    reset: Tensor | None,
     initial_weights: Weights,
     norm: tuple[Tensor, Tensor] | None,
-) -> _Tokens:
+    log_decay: Tensor | None,
+    momentum: Tensor | None,
+    update_rate: Tensor | None,
+) -> tuple[_Tokens, bool]:
+    """The tokens in the dtype of the weights, and whether the network has biases."""
     require(query.dim() == 4 and query.numel() > 0, "query", "[B, T, H, Dk]", query)
     lives, length, heads, width = query.shape
     if key.dim() == 4:
@@ -294,14 +326,15 @@ def _validated(
     require(key.shape == (*pairs, width), "key", f"{[lives, length, heads, width]}, or with R pairs a token", key)
     require(value.shape[:-1] == pairs, "value", f"{[*pairs, 'Dv']}", value)
     require(write_rate.shape == pairs, "write_rate", f"{[*pairs]}", write_rate)
-    for name, gate in (("log_decay", log_decay), ("momentum", momentum)):
+    gates = {"log_decay": log_decay, "momentum": momentum, "update_rate": update_rate}
+    for name, gate in gates.items():
         require(gate is None or gate.shape == (lives, length, heads), name, f"{[lives, length, heads]}", gate)
-    fits = reset is None or (reset.shape == (lives, length) and reset.dtype == torch.bool)
-    require(fits, "reset", f"{[lives, length]} of torch.bool", reset)
 
     shapes = [layer.shape for layer in initial_weights]
-    ends = len(shapes) in (1, 2) and shapes[0][0] == heads and shapes[0][2] == width
-    ends = ends and shapes[-1][1] == value.shape[-1] and (len(shapes) == 1 or shapes[0][1] == shapes[1][2])
+    bias = len(shapes) > 0 and shapes[0][-1] == width + 1
+    more = int(bias)
+    ends = len(shapes) in (1, 2) and shapes[0][0] == heads and shapes[0][2] == width + more
+    ends = ends and shapes[-1][1] == value.shape[-1] and (len(shapes) == 1 or shapes[0][1] == shapes[1][2] - more)
     allowed = f"one or two matrices [H, out, in] from {width} to {value.shape[-1]} with H = {heads}"
     require(ends, "initial_weights", allowed, [list(shape) for shape in shapes])
     if norm is not None:
@@ -311,6 +344,6 @@ def _validated(
         for part in norm:
             require(part.shape == (heads, width), "norm", f"gain and shift {[heads, width]}", part)
     dtype = initial_weights[0].dtype
-    log_decay, momentum = (None if gate is None else gate.to(dtype) for gate in (log_decay, momentum))
     query, key, value, write_rate = (tensor.to(dtype) for tensor in (query, key, value, write_rate))
-    return _Tokens(query, key, value, write_rate, log_decay, momentum, reset)
+    of_tokens = (None if gate is None else gate.to(dtype)[:, :, None] for gate in gates.values())
+    return _Tokens(query[:, :, None], key, value, write_rate, *of_tokens), bias

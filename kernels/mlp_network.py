@@ -1,4 +1,4 @@
-"""The networks that `mlp_memory` trains: one or two layers, with or without residual and layer norm."""
+"""The networks that `mlp_memory` trains: one or two layers, with or without biases, residual and layer norm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Weights = tuple[Tensor, ...]  # one matrix [..., out, in] a layer
+Weights = tuple[Tensor, ...]  # one matrix [..., out, in] a layer; with biases the last column is one
 
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _NORM_EPSILON = 1e-6
@@ -19,37 +19,10 @@ class Network(NamedTuple):
     """What does not change within a call."""
 
     initial: Weights  # [H, out, in] a layer
-    norm: tuple[Tensor, Tensor] | None
+    norm: tuple[Tensor, Tensor] | None  # gain and shift [H, 1, Dv]
+    bias: bool
     chunk: int
     newton_schulz: int
-
-
-class Bases(NamedTuple):
-    """The weights that gradients of one piece are taken at."""
-
-    base: Weights
-    initial: Weights
-    born: Tensor | None  # [B, 1, rows, 1] whether a reset of the piece lies before; None: there is none
-
-    def times(self, layer: int, vectors: Tensor) -> Tensor:
-        """Layer times the rows of `[B, H, rows, in]`."""
-        return self._choose(vectors @ self.base[layer].mT, vectors, self.initial[layer].mT)
-
-    def transposed_times(self, layer: int, vectors: Tensor) -> Tensor:
-        return self._choose(vectors @ self.base[layer], vectors, self.initial[layer])
-
-    def repeated(self, times: int) -> Bases:
-        return self if self.born is None else self._replace(born=self.born.repeat_interleave(times, 2))
-
-    def last(self) -> Weights:
-        """The base of the last row."""
-        if self.born is None:
-            return self.base
-        born = self.born[:, :, -1:]
-        return tuple(torch.where(born, new, old) for new, old in zip(self.initial, self.base, strict=True))
-
-    def _choose(self, before: Tensor, vectors: Tensor, initial: Tensor) -> Tensor:
-        return before if self.born is None else torch.where(self.born, vectors @ initial, before)
 
 
 class Pass(NamedTuple):
@@ -62,19 +35,22 @@ class Pass(NamedTuple):
 
 
 def forward(network: Network, times: Callable[[int, Tensor], Tensor], vectors: Tensor) -> Pass:
-    inputs, hidden, last = [vectors], None, times(0, vectors)
+    """`times(layer, rows)` is that layer's matrix times each row; rows are `[B, H, rows, in]`."""
+    inputs, hidden = [_input(network, vectors)], None
+    last = times(0, inputs[0])
     if len(network.initial) == 2:
         hidden = last
-        inputs.append(torch.nn.functional.gelu(hidden))
+        inputs.append(_input(network, torch.nn.functional.gelu(hidden)))
         last = times(1, inputs[1])
     if network.norm is None:
         return Pass(inputs, hidden, last, last)
     gain, shift = network.norm
-    return Pass(inputs, hidden, last, vectors + _normalise(last) * gain[:, None] + shift[:, None])
+    normal = torch.nn.functional.layer_norm(last, last.shape[-1:], eps=_NORM_EPSILON)
+    return Pass(inputs, hidden, last, torch.addcmul(vectors + shift, normal, gain))
 
 
-def _normalise(vectors: Tensor) -> Tensor:
-    return torch.nn.functional.layer_norm(vectors, vectors.shape[-1:], eps=_NORM_EPSILON)
+def _input(network: Network, vectors: Tensor) -> Tensor:
+    return torch.nn.functional.pad(vectors, (0, 1), value=1.0) if network.bias else vectors
 
 
 def apply(network: Network, weights: Weights, vectors: Tensor) -> Tensor:
@@ -83,21 +59,28 @@ def apply(network: Network, weights: Weights, vectors: Tensor) -> Tensor:
 
 
 def pair_gradients(
-    network: Network, bases: Bases, key: Tensor, value: Tensor, rate: Tensor
+    network: Network, base: Weights, key: Tensor, value: Tensor, rate: Tensor
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Inputs and deltas of every layer, whose outer products are the gradients of the pairs; and the surprise."""
-    made = forward(network, bases.times, key)
+    made = forward(network, lambda layer, rows: rows @ base[layer].mT, key)
     error = made.result - value
     delta = error * rate[..., None]
     if network.norm is not None:
-        delta = delta * network.norm[0][:, None]
-        normal = _normalise(made.last)
-        scale = (made.last.var(-1, correction=0, keepdim=True) + _NORM_EPSILON).rsqrt()
-        delta = (delta - delta.mean(-1, keepdim=True) - normal * (delta * normal).mean(-1, keepdim=True)) * scale
+        delta = _through_norm(made.last, delta * network.norm[0])
     deltas = [delta]
     if made.hidden is not None:
-        deltas.insert(0, bases.transposed_times(1, delta) * _gelu_slope(made.hidden))
+        last_layer = base[1][..., :-1] if network.bias else base[1]
+        deltas.insert(0, (delta @ last_layer) * _gelu_slope(made.hidden))
     return made.inputs, deltas, torch.linalg.vector_norm(error, dim=-1)
+
+
+def _through_norm(last: Tensor, delta: Tensor) -> Tensor:
+    """The gradient at the input of the layer norm, from that at its output."""
+    centred = last - last.mean(-1, keepdim=True)
+    scale = (centred.square().mean(-1, keepdim=True) + _NORM_EPSILON).rsqrt()
+    normal = centred * scale
+    along = (delta * normal).mean(-1, keepdim=True)
+    return (delta - delta.mean(-1, keepdim=True) - normal * along) * scale
 
 
 def _gelu_slope(hidden: Tensor) -> Tensor:

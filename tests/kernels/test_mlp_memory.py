@@ -27,11 +27,16 @@ RULES: dict[str, dict[str, Any]] = {
     "two layers": {"hidden": 7},
     "titans": {"hidden": 7, "momentum": True},
     "titans, no reset": {"hidden": 7, "momentum": True, "reset_rate": 0.0},
-    "ttt-mlp": {"hidden": 7, "norm": True},
+    "ttt-mlp": {"hidden": 7, "norm": True, "bias": True},
+    "biases": {"hidden": 7, "bias": True, "momentum": True},
     "muon": {"hidden": 7, "newton_schulz": 3},
     "muon, momentum, no decay": {"hidden": 7, "newton_schulz": 3, "momentum": True, "decay": None},
+    "muon, rates": {"newton_schulz": 2, "update_rate": True, "pairs": 2},
     "three pairs a token": {"hidden": 7, "momentum": True, "pairs": 3},
+    "online": {"hidden": 7, "momentum": True, "chunk": 1},
+    "online muon": {"norm": True, "newton_schulz": 2, "update_rate": True, "momentum": True, "pairs": 2, "chunk": 1},
 }
+OVER_TIME = ("query", "key", "value", "write_rate", "log_decay", "momentum", "update_rate", "reset")
 
 
 def arguments(length: int = 21, seed: int = 0, **rule: Any) -> dict[str, Any]:
@@ -41,6 +46,7 @@ def arguments(length: int = 21, seed: int = 0, **rule: Any) -> dict[str, Any]:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     hidden, norm, pairs = rule.pop("hidden", None), rule.pop("norm", False), rule.pop("pairs", None)
+    bias, update_rate = int(rule.pop("bias", False)), rule.pop("update_rate", False)
     options = {name: rule.pop(name) for name in ("newton_schulz", "chunk") if name in rule}
     width = 5 if norm else 6
     inputs = make_inputs(2, length, 2, width, 5, seed=seed, **rule)
@@ -48,9 +54,9 @@ def arguments(length: int = 21, seed: int = 0, **rule: Any) -> dict[str, Any]:
     if pairs is not None:
         key, value = normal(2, length, pairs, 2, width) / 3, normal(2, length, pairs, 2, 5)
         rate = normal(2, length, pairs, 2).sigmoid()
-    layers = [normal(2, 5, width) / 2]
+    layers = [normal(2, 5, width + bias) / 2]
     if hidden is not None:
-        layers = [normal(2, hidden, width) / 2, normal(2, 5, hidden) / 2]
+        layers = [normal(2, hidden, width + bias) / 2, normal(2, 5, hidden + bias) / 2]
     return {
         "query": inputs.query,
         "key": key,
@@ -62,13 +68,15 @@ def arguments(length: int = 21, seed: int = 0, **rule: Any) -> dict[str, Any]:
         "reset": inputs.reset,
         "norm": (1 + normal(2, 5) / 4, normal(2, 5)) if norm else None,
         "chunk": 8,
+        "update_rate": normal(2, length, 2).sigmoid() if update_rate else None,
     } | options
 
 
 def learned(call: dict[str, Any]) -> dict[str, Any]:
     def fresh(value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(fresh(part) for part in value)
+            parts = [fresh(part) for part in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         return (
             value.detach().clone().requires_grad_()
             if isinstance(value, Tensor) and value.is_floating_point()
@@ -87,8 +95,7 @@ def tensors(tree: Any, name: str = "") -> dict[str, Tensor]:
 
 
 def cut(call: dict[str, Any], start: int, stop: int, state: MLPMemoryState | None) -> dict[str, Any]:
-    over_time = ("query", "key", "value", "write_rate", "log_decay", "momentum", "reset")
-    sliced = {name: call[name][:, start:stop] for name in over_time if call[name] is not None}
+    sliced = {name: call[name][:, start:stop] for name in OVER_TIME if call[name] is not None}
     return call | sliced | {"initial_state": state}
 
 
@@ -101,7 +108,7 @@ def gradients(call: dict[str, Any], run: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("length", [1, 8, 9, 21])
+@pytest.mark.parametrize("length", [1, 21])
 def test_chunked_is_the_reference_in_values_and_gradients(rule: str, length: int) -> None:
     call = arguments(length, **RULES[rule])
 
@@ -183,20 +190,80 @@ def test_a_sliding_objective_learns_from_pairs_of_the_last_chunk() -> None:
     assert result.surprise.shape == (2, 9, 3, 2)
 
 
-def test_lives_at_unlike_steps_of_a_chunk_are_for_the_reference() -> None:
-    call = arguments(8)
-    state = mlp_memory(**call).state._replace(phase=torch.tensor([0, 3]))
-    with pytest.raises(ValueError, match=r"same step of a chunk, got \[0, 3\]"):
-        mlp_memory(**call, initial_state=state)
-    mixed = mlp_memory(**call, initial_state=state, implementation="reference")
-    alone = mlp_memory(
-        **{
-            n: v[1:] if n in ("query", "key", "value", "write_rate", "log_decay", "reset") else v
-            for n, v in call.items()
-        },
-        initial_state=MLPMemoryState(*(tuple(p[1:] for p in part) for part in state[:3]), state.phase[1:]),
+def life(call: dict[str, Any], index: int, state: MLPMemoryState) -> dict[str, Any]:
+    """The call of one life alone."""
+    alone = {name: call[name][index : index + 1] for name in OVER_TIME if call[name] is not None}
+    parts = (tuple(layer[index : index + 1] for layer in part) for part in state[:3])
+    return call | alone | {"initial_state": MLPMemoryState(*parts, state.phase[index : index + 1])}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_lives_at_unlike_steps_of_their_chunks_run_together_as_each_runs_alone(rule: str) -> None:
+    call = arguments(19, **RULES[rule])
+    # Six steps more for one life than for the other, by a reset at its sixth.
+    early = call | {"reset": torch.arange(19) == torch.tensor([[0], [5]])}
+    state = mlp_memory(**cut(early, 0, 7, None)).state
+    assert call["chunk"] == 1 or state.phase.tolist() == [7, 2]
+    call = call | {"initial_state": state}
+    together = mlp_memory(**call)
+    assert_close(tensors(tuple(together)), tensors(tuple(mlp_memory(**call, implementation="reference"))), 1e-11)
+    for index in (0, 1):
+        alone = mlp_memory(**life(call, index, state))
+        assert_close({"output": together.output[index]}, {"output": alone.output[0]}, 1e-12)
+        assert together.state.phase[index] == alone.state.phase[0]
+    assert_close(
+        gradients(call, lambda call: mlp_memory(**call)),
+        gradients(call, lambda call: mlp_memory(**call, implementation="reference")),
+        1e-9,
     )
-    assert torch.allclose(mixed.output[1:], alone.output, rtol=1e-10)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_reset_equals_a_fresh_start(rule: str, implementation: str) -> None:
+    call = arguments(18, **RULES[rule])
+    for at in (1, 11):
+        reset = torch.zeros(2, 18, dtype=torch.bool)
+        reset[0, at] = True
+        whole = mlp_memory(**(call | {"reset": reset}), implementation=implementation)
+        fresh = mlp_memory(**cut(call | {"reset": None}, at, 18, None), implementation=implementation)
+        assert_close({"output": whole.output[0, at:]}, {"output": fresh.output[0]}, 1e-12)
+        assert_close({"surprise": whole.surprise[0, at:]}, {"surprise": fresh.surprise[0]}, 1e-12)
+        assert whole.state.phase[0] == fresh.state.phase[0]
+        for ours, theirs in zip(whole.state[:3], fresh.state[:3], strict=True):
+            for layer, new in zip(ours, theirs, strict=True):
+                assert torch.allclose(layer[0], new[0], rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("rule", ["titans", "ttt-mlp", "muon, rates", "online"])
+@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+def test_single_steps_folded_are_the_sequence(rule: str, implementation: str) -> None:
+    call = arguments(13, **RULES[rule])
+    whole, state, outputs = mlp_memory(**call), None, []
+    for t in range(13):
+        step = mlp_memory(**cut(call, t, t + 1, state), implementation=implementation)
+        state = step.state
+        outputs.append(step.output)
+    assert_close({"output": torch.cat(outputs, 1)}, {"output": whole.output}, 1e-12)
+    assert_close(tensors(tuple(state[:3])), tensors(tuple(whole.state[:3])), 1e-12)
+
+
+@pytest.mark.parametrize("rule", ["titans", "ttt-mlp", "muon, rates"])
+def test_the_gradients_of_the_reference_are_those_of_finite_differences(rule: str) -> None:
+    call = learned(arguments(5, **RULES[rule]) | {"chunk": 2})
+    named = tensors(call)
+    names = {id(tensor): index for index, tensor in enumerate(named.values())}
+
+    def run(*values: Tensor) -> Tensor:
+        def replaced(part: Any) -> Any:
+            if isinstance(part, tuple):
+                return tuple(replaced(each) for each in part)
+            return values[names[id(part)]] if id(part) in names else part
+
+        result = mlp_memory(**{name: replaced(part) for name, part in call.items()}, implementation="reference")
+        return torch.cat([tensor.flatten() for tensor in tensors(tuple(result)).values()])
+
+    assert torch.autograd.gradcheck(run, tuple(named.values()), fast_mode=True)
 
 
 def test_what_does_not_fit_is_named() -> None:
@@ -209,6 +276,8 @@ def test_what_does_not_fit_is_named() -> None:
         ({"chunk": 0}, r"chunk must be >= 1, got 0"),
         ({"implementation": "native"}, r'implementation must be auto, reference or chunked, got "native"'),
         ({"momentum": torch.zeros(2, 21)}, r"momentum must be \[2, 21, 2\], got \[2, 21\]"),
+        ({"reset": torch.zeros(2, 21)}, r"reset must be \[2, 21\] of torch.bool"),
+        ({"update_rate": torch.zeros(2, 21, 2)}, r"update_rate must be None unless newton_schulz > 0"),
     ]:
         with pytest.raises(ValueError, match=message):
             mlp_memory(**(call | changes))
