@@ -110,6 +110,13 @@ def make_feature_map(name: str, width: int, order: int) -> FeatureMap:
     return _Elementwise(name, width)
 
 
+def feature_width(name: str, width: int, order: int) -> int:
+    """How wide that map makes vectors of the given width."""
+    if name == "polynomial":
+        return math.comb(width + order, order)
+    return 2 * width * order if name in ("dpfp", "random_fourier") else width
+
+
 def default_query_map(key_map: str) -> str:
     """The map that queries get unless one is asked for: that of the keys, but for silu, which is for keys only."""
     return "identity" if key_map == "silu" else key_map

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lifelong.memory.feature_maps import default_query_map, make_feature_map
+from lifelong.memory.feature_maps import default_query_map, feature_width, make_feature_map
 from lifelong.memory.normalise import scale_to_length
 from lifelong.memory.rotary import Angles, Rotary, turn
 from lifelong.memory.short_convolution import ShortConvolution
@@ -82,6 +82,11 @@ class LabelDesign:
     turn_ratio: float = 1.15
     pairs: int = 1
 
+    @property
+    def key_width(self) -> int:
+        """Width K of queries and keys behind their feature map."""
+        return feature_width(self.key_map, self.key_dim, self.map_order)
+
 
 class TokenLabels(nn.Module):
     """[B, T, D] -> ``Labels``.
@@ -117,12 +122,7 @@ class TokenLabels(nn.Module):
                 f"keys {self.key_map.width}; use the same map for both, or leave query_map out"
             )
         turns = (design.turns,) * heads if isinstance(design.turns, str) else design.turns
-        self.rotary = None if set(turns) == {"none"} else Rotary(turns, self.key_map.width, design.turn_ratio)
-
-    @property
-    def key_width(self) -> int:
-        """Width K of the queries and keys that come out."""
-        return self.key_map.width
+        self.rotary = None if set(turns) == {"none"} else Rotary(turns, design.key_width, design.turn_ratio)
 
     @torch.no_grad()
     def _initialise(self, gates: Sequence[Gate], first_row: int) -> None:
@@ -199,7 +199,7 @@ class TokenLabels(nn.Module):
         key = self.key_map(key.unflatten(-1, per_pair))
         if design.unit_keys:
             return [scale_to_length(query, 1.0, _EPSILON), scale_to_length(key, 1.0, _EPSILON), *rest]
-        return [query, key * self.key_width**-0.5, *rest]
+        return [query, key * design.key_width**-0.5, *rest]
 
     def _elementwise_keys(self) -> bool:
         design = self.design

@@ -58,7 +58,14 @@ def make_core(name: str, dim: int, **options: Any) -> MemoryCore:
     return core(dim, **options)
 
 
-_TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", NoneType: "null"}
+_TYPE_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a word",
+    list[str]: "a list of words",
+    NoneType: "null",
+}
 
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
@@ -69,6 +76,10 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
 def _fits(value: object, annotation: Any) -> bool:
     """Whether a value from a config file may stand for an option of that type; types no file can hold are let pass."""
     for kind in _alternatives(annotation):
+        if kind == list[str]:
+            if isinstance(value, list) and all(isinstance(word, str) for word in value):
+                return True
+            continue
         if kind not in _TYPE_NAMES or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
             return True
         if kind is float and isinstance(value, int) and not isinstance(value, bool):

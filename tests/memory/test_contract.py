@@ -35,6 +35,7 @@ VARIANTS: list[Case] = [
     ),
     ("gated_delta", {"heads": 1, "head_dim": 8, "convolution_taps": 0}),
     ("linear_attention", {"layers": 2, "heads": 2, "head_dim": 4, "convolution_taps": 2}),
+    ("mixed_heads", {"heads": ["rotary", "counting", "learned", "backward*2", "plain"], "head_dim": 4}),
     ("lstm", {"layers": 3, "hidden": 7}),
     ("lstm", {"layers": 2, "hidden": 7, "reset_state": "learned"}),
     ("gru", {"layers": 3, "hidden": 7}),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lifelong.memory.feature_maps import FEATURE_MAPS, default_query_map, make_feature_map
+from lifelong.memory.feature_maps import FEATURE_MAPS, default_query_map, feature_width, make_feature_map
 
 
 def vectors(*shape: int) -> Tensor:
@@ -20,6 +20,7 @@ def test_a_map_says_how_wide_it_is(name: str) -> None:
     for order in (1, 2, 3):
         made = make_feature_map(name, 4, order).double()
         assert made(vectors(2, 5, 4)).shape == (2, 5, made.width)
+        assert made.width == feature_width(name, 4, order)
 
 
 def test_elementwise_maps_by_hand() -> None:

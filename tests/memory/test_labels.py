@@ -132,7 +132,7 @@ def test_labels_need_no_state_where_nothing_looks_back() -> None:
 def test_maps_that_widen_keys_widen_queries_too(key_map: str) -> None:
     made = TokenLabels(DIM, LabelDesign(2, 4, 3, key_map=key_map))
     labels, _ = made(torch.randn(LIVES, STEPS, DIM), {}, None)
-    assert labels.query.shape == labels.key.shape == (LIVES, STEPS, 2, made.key_width)
+    assert labels.query.shape == labels.key.shape == (LIVES, STEPS, 2, made.design.key_width)
 
 
 def test_maps_of_different_width_are_refused() -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from lifelong.memory import make_core
-from lifelong.memory.fast_weights import FastWeightLayer, spread_horizons
+from lifelong.memory.design import spread_horizons
+from lifelong.memory.fast_weights import FastWeightLayer
 from lifelong.memory.normalise import scale_to_length
 from lifelong.memory.short_convolution import ShortConvolution
 
@@ -74,18 +75,12 @@ def test_horizons_are_spread_geometrically_and_are_those_of_the_first_decays() -
     core = make_core("gated_delta", 8, heads=3, horizon_min=10.0, horizon_max=1e5).double()
     layer = core.layers[0]
     assert isinstance(layer, FastWeightLayer)
-    labels = layer._labels(torch.randn(7, 8, dtype=torch.float64))
-    assert labels.log_decay is not None
-    horizons = 1.0 / (1.0 - labels.log_decay.exp())
+    _, rate, decay = layer.labels.step(torch.randn(7, 8, dtype=torch.float64), core.initial_state(7)["layer_0"], None)[
+        0
+    ].gates
+    horizons = 1.0 / (1.0 - decay.sigmoid())
     torch.testing.assert_close(horizons, torch.tensor([10.0, 1e3, 1e5]).double().expand(7, 3), rtol=1e-5, atol=0.0)
-    torch.testing.assert_close(labels.write_rate, torch.full((7, 3), 0.5).double())
-
-
-def test_queries_and_keys_have_unit_norm() -> None:
-    layer = make_core("gated_delta", 8, heads=2, head_dim=5).layers[0]
-    labels = layer._labels(torch.randn(7, 8))
-    for vectors in (labels.query, labels.key):
-        torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(7, 2), rtol=0.0, atol=1e-4)
+    torch.testing.assert_close(rate.sigmoid(), torch.full((7, 3), 0.5).double())
 
 
 @pytest.mark.parametrize("name", ["gated_delta", "linear_attention"])
@@ -100,10 +95,10 @@ def test_a_layer_computes_the_equations_of_its_docstring(name: str, key_map: str
     x = torch.randn(5, 6, dtype=torch.float64)
     wanted, weights, before = [], torch.zeros(2, 4, 3, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
     for token in x:
-        normed = layer.norm(token)
-        h = layer.convolution.weight[1] * normed + layer.convolution.weight[0] * before
+        normed = layer.labels.norm(token)
+        h = layer.labels.convolution.weight[1] * normed + layer.labels.convolution.weight[0] * before
         before = normed
-        projected = layer.projection(h)
+        projected = layer.labels.projection(h)
         q, k = (part.view(2, 3) for part in projected[:12].split(6))
         k = k * k.sigmoid() if key_map == "silu" else k
         v, gate, gates = projected[12:20].view(2, 4), projected[20:28], projected[28:]
@@ -116,7 +111,7 @@ def test_a_layer_computes_the_equations_of_its_docstring(name: str, key_map: str
             weights[i] += b[i] * torch.outer(error, unit_k)
             read = weights[i] @ unit_q
             heads.append(read / (read.square().mean() + 1e-5).sqrt())
-        wanted.append(token + layer.output_projection(torch.cat(heads) * torch.nn.functional.silu(gate)))
+        wanted.append(token + layer.read_out.projection(torch.cat(heads) * torch.nn.functional.silu(gate)))
     with torch.no_grad():
         outputs, state = core(x.unsqueeze(0), core.initial_state(1))
     torch.testing.assert_close(outputs[0], torch.stack(wanted), rtol=0.0, atol=1e-12)
@@ -149,8 +144,9 @@ def test_the_kernel_of_a_core_can_be_chosen_and_all_agree() -> None:
     core = make_core("gated_delta", 6, heads=2, head_dim=3, implementation="reference").double()
     inputs, reset = torch.randn(2, 40, 6, dtype=torch.float64), torch.rand(2, 40) < 0.1
     wanted, _ = core(inputs, core.initial_state(2), reset)
-    core.layers[0].implementation = "chunked"
-    torch.testing.assert_close(core(inputs, core.initial_state(2), reset)[0], wanted, rtol=0.0, atol=1e-10)
+    chunked = make_core("gated_delta", 6, heads=2, head_dim=3, implementation="chunked").double()
+    chunked.load_state_dict(core.state_dict())
+    torch.testing.assert_close(chunked(inputs, core.initial_state(2), reset)[0], wanted, rtol=0.0, atol=1e-10)
 
 
 def test_what_linear_attention_reads_is_bounded_however_far_its_sum_has_grown() -> None:

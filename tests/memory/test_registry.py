@@ -64,13 +64,15 @@ def test_an_unknown_option_is_named_with_its_nearest_match() -> None:
         (
             "gated_delta",
             {"heads": "four"},
-            "option heads of memory core 'gated_delta' must be a whole number, not 'four'",
+            "option heads of memory core 'gated_delta' must be a whole number or a list of words, not 'four'",
         ),
-        ("gated_delta", {"heads": 2.5}, "must be a whole number, not 2.5"),
-        ("gated_delta", {"heads": True}, "must be a whole number, not True"),
+        ("gated_delta", {"layers": 2.5}, "must be a whole number, not 2.5"),
+        ("gated_delta", {"layers": True}, "must be a whole number, not True"),
+        ("gated_delta", {"heads": [1, 2]}, "must be a whole number or a list of words, not"),
         ("gated_delta", {"write_rate": None}, "must be a number, not None"),
         ("lstm", {"hidden": "wide"}, "must be a whole number or null, not 'wide'"),
         ("gated_delta", {"implementation": "chunkd"}, "did you mean 'chunked'"),
+        ("gated_delta", {"heads": ["plane"]}, "each of heads must be one of plain, .*; did you mean 'plain'"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused_in_plain_words(
