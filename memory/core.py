@@ -66,6 +66,10 @@ class MemoryCore(nn.Module, ABC):
         """Bytes of state that one life needs."""
         return sum(leaf.numel() * leaf.element_size() for leaf in self.initial_state(1).values(True, True))
 
+    def state_bytes_at(self, life_step: int) -> int:
+        """Bytes of state that a life needs after ``life_step`` steps: the same at any age, unless the state grows."""
+        return self.state_bytes()
+
     def _zeros(self, *shape: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Zeros on the device and in the dtype of the parameters, unless others are asked for."""
         like = next(self.parameters(), None)

@@ -76,7 +76,8 @@ def test_the_gradient_is_the_slope_along_the_learned_state(name: str) -> None:
         assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(float((gradient * direction).sum()), rel=1e-5, abs=1e-6)
 
 
-@every_core
+# Not gtrxl: without a learned memory its lives begin with none, which no learned one equals.
+@pytest.mark.parametrize("name", [name for name in CORES if name != "gtrxl"])
 def test_it_begins_as_the_same_agent_as_with_zeros(name: str) -> None:
     torch.manual_seed(3)
     learned = make_core(name, DIM, reset_state="learned")
