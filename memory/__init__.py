@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lifelong.memory import classic, feed_forward, points  # noqa: F401  (registers the cores)
+from lifelong.memory import gtrxl, softmax, softmax_evicting  # noqa: F401
 from lifelong.memory.core import MemoryCore
 from lifelong.memory.registry import core_names, core_options, make_core, register_core
 
