@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lifelong.memory import classic, feed_forward, points  # noqa: F401  (registers the cores)
-from lifelong.memory import gtrxl, softmax, softmax_evicting  # noqa: F401
+from lifelong.memory import (  # noqa: F401  (registers the cores)
+    classic,
+    feed_forward,
+    gtrxl,
+    points,
+    softmax,
+    softmax_evicting,
+)
 from lifelong.memory.core import MemoryCore
 from lifelong.memory.registry import core_names, core_options, make_core, register_core
 
