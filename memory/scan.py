@@ -109,7 +109,7 @@ def _sweep(decay: Tensor, inputs: Tensor, start: Tensor, backwards: bool) -> Ten
 
 def _doubling(decay: Tensor, inputs: Tensor, start: Tensor, backwards: bool) -> Tensor:
     if not inputs.shape[1]:
-        return inputs
+        return torch.empty_like(inputs)
     if backwards:
         return _doubling(decay.flip(1), inputs.flip(1), start, False).flip(1)
     first = torch.addcmul(inputs[:, :1], decay[:, :1], start.unsqueeze(1))
