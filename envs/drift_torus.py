@@ -14,10 +14,11 @@ from torch import Tensor
 from lifelong.envs.base import Observation, References
 from lifelong.envs.batched import Change, TensorEnv
 from lifelong.envs.drift_torus_learners import simulate_elimination_learner
-from lifelong.envs.measurement import Estimate
+from lifelong.envs.measurement import Estimate, measure, oracle_policy, random_policy
 from lifelong.envs.options import check_count, check_probability
 from lifelong.envs.random_streams import Channel, Stream, integers
 from lifelong.envs.registry import register_env
+from lifelong.envs.schedules import ReflectedWalk
 from lifelong.envs.signalling import Signal
 
 MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1))
@@ -30,6 +31,7 @@ class DriftTorusWorld(NamedTuple):
     goal: Tensor  # [B, 2] int64: goal minus agent, modulo n
     gear: Tensor  # [B] int64: the gear of this step, visible
     wiring: Tensor  # [B, gears] int64: which of the 24 permutations each gear has; hidden
+    wind: Tensor  # [B, 1] float64: in [0, 4), rounded down it is the move that a gust makes; hidden
     steps_since_change: Tensor  # [B] int64: 0 at the first step under a wiring
     changed: Tensor  # [B] bool: the wiring was redrawn just before this step
 
@@ -47,6 +49,9 @@ class DriftTorus(TensorEnv[DriftTorusWorld]):
     as long as the column is not the goal's" arrives, whichever way it goes). With two gears, drawn anew at every step,
     it does not.
 
+    ``wind``: with that probability a gust makes another move before the agent's own. Its direction wanders as a
+    reflected random walk over the four moves, 0.01 per step.
+
     Observation: ``observation`` [B, 2 n + gears + width of the signal] float32, one-hot codes side by side: the goal's
     column and row relative to the agent, and the gear.
     Actions: 0..3.
@@ -57,6 +62,7 @@ class DriftTorus(TensorEnv[DriftTorusWorld]):
         size: n, at least 3.
         gears: number of gears.
         hazard: probability per step that the wirings are redrawn.
+        wind: probability of a gust at a step.
         signal: what is told of the wirings, see ``Signal``; its code is the move of each gear and action, one-hot.
     """
 
@@ -72,6 +78,7 @@ class DriftTorus(TensorEnv[DriftTorusWorld]):
         size: int = 5,
         gears: int = 2,
         hazard: float = 0.001,
+        wind: float = 0.0,
         signal: str = "hidden",
         life_steps: int | None = None,
         first_life: int = 0,
@@ -80,6 +87,8 @@ class DriftTorus(TensorEnv[DriftTorusWorld]):
         self.size = check_count(self.name, "size", size, low=3, high=10_000)
         self.gears = check_count(self.name, "gears", gears)
         self.hazard = check_probability(self.name, "hazard", hazard)
+        self.wind = check_probability(self.name, "wind", wind)
+        self._direction = ReflectedWalk(low=0.0, high=4.0, deviation=0.01)
         self.signal = Signal(self.name, signal, code_size=16 * self.gears)
         self.observation_size = 2 * self.size + self.gears + self.signal.width
         self.lifelong = life_steps is None
@@ -91,6 +100,13 @@ class DriftTorus(TensorEnv[DriftTorusWorld]):
 
     @property
     def references(self) -> References:  # type: ignore[override]
+        if self.wind > 0:
+            random, oracle = simulate_windy_rates(self.size, self.gears, self.hazard, self.wind)
+            windy = {
+                "random": f"simulation, standard error {random.standard_error:.5f}",
+                "oracle": f"shortest ways, gusts not foreseen: simulation, standard error {oracle.standard_error:.5f}",
+            }
+            return References(per="step", random=random.mean, oracle=oracle.mean, notes=windy)
         notes = {
             "oracle": "closed form: 1 / mean distance to a goal; 2 / n for odd n",
             "random": "closed form: 1 / mean hitting time of a random walk on the torus (Kemeny's constant)",
@@ -122,21 +138,35 @@ class DriftTorus(TensorEnv[DriftTorusWorld]):
     def birth_channels(self) -> Mapping[str, Channel]:
         return {
             "wiring": Channel(Stream.SCHEDULE, self.gears),
+            "wind": Channel(Stream.SCHEDULE),
             "goal": Channel(Stream.WORLD),
             "gear": Channel(Stream.WORLD),
         }
 
     def step_channels(self) -> Mapping[str, Channel]:
-        return {"change": Channel(Stream.SCHEDULE), **self.birth_channels()}
+        channels = {
+            "change": Channel(Stream.SCHEDULE),
+            "wiring": Channel(Stream.SCHEDULE, self.gears),
+            "goal": Channel(Stream.WORLD),
+            "gear": Channel(Stream.WORLD),
+        }
+        if self.wind > 0:
+            channels |= {"wind": Channel(Stream.SCHEDULE, self._direction.draws), "gust": Channel(Stream.NOISE)}
+        return channels
 
     def begin(self, draws: Mapping[str, Tensor]) -> DriftTorusWorld:
         gear = integers(draws["gear"][:, 0], self.gears)
         age = torch.zeros_like(gear)
-        wiring = integers(draws["wiring"], len(WIRINGS))
-        return DriftTorusWorld(self._new_goal(draws), gear, wiring, age, torch.zeros_like(age, dtype=torch.bool))
+        wiring, wind = integers(draws["wiring"], len(WIRINGS)), self._direction.begin(draws["wind"])
+        return DriftTorusWorld(self._new_goal(draws), gear, wiring, wind, age, torch.zeros_like(age, dtype=torch.bool))
 
     def advance(self, world: DriftTorusWorld, action: Tensor, draws: Mapping[str, Tensor]) -> Change[DriftTorusWorld]:
         move = self._move[self._wirings[self._wiring_now(world), action]]  # [B, 2]
+        wind = world.wind
+        if self.wind > 0:
+            gust = self._move[wind[:, 0].to(torch.int64).clamp(max=3)]
+            move = move + gust * (draws["gust"] < self.wind)
+            wind = self._direction.advance(wind, draws["wind"])
         goal = (world.goal - move).remainder(self.size)
         reached = (goal == 0).all(1)
         goal = torch.where(reached[:, None], self._new_goal(draws), goal)
@@ -144,7 +174,7 @@ class DriftTorus(TensorEnv[DriftTorusWorld]):
         wiring = torch.where(changed, integers(draws["wiring"], len(WIRINGS)), world.wiring)
         age = (world.steps_since_change + 1).masked_fill(changed[:, 0], 0)
         gear = integers(draws["gear"][:, 0], self.gears)
-        return Change(DriftTorusWorld(goal, gear, wiring, age, changed[:, 0]), reached.to(torch.float32))
+        return Change(DriftTorusWorld(goal, gear, wiring, wind, age, changed[:, 0]), reached.to(torch.float32))
 
     def observe(self, world: DriftTorusWorld) -> Observation:
         entries = torch.cat([world.goal, world.gear[:, None]], dim=1) + self._offsets
@@ -209,3 +239,14 @@ def simulate_elimination_rate(
     """Simulate the learner on ``lives`` lives, ``steps`` steps each after a burn-in of 500."""
     env = DriftTorus(lives, seed, size=size, gears=gears, hazard=hazard)
     return simulate_elimination_learner(env, size, gears, steps=steps, burn_in=500)
+
+
+@lru_cache(maxsize=64)
+def simulate_windy_rates(size: int, gears: int, hazard: float, wind: float) -> tuple[Estimate, Estimate]:
+    """Goals per step of random actions and of the oracle under wind, on 256 lives of 1000 steps (about a second)."""
+
+    def build() -> DriftTorus:
+        return DriftTorus(256, 0, size=size, gears=gears, hazard=hazard, wind=wind)
+
+    random = measure(build(), random_policy(4, seed=0), 1000, "step", burn_in=100)
+    return random, measure(build(), oracle_policy, 1000, "step", burn_in=100)

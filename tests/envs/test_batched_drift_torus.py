@@ -139,6 +139,35 @@ def test_the_stored_learner_of_the_default_options_agrees_with_a_new_simulation(
     assert 0.98 < references.score(stored.mean) < 1
 
 
+def test_gusts_make_one_more_move_in_a_direction_that_wanders_whatever_the_agent_does() -> None:
+    n, lives, wind = 7, 40, 0.3
+    env, other = (DriftTorus(lives, seed=0, size=n, wind=wind) for _ in range(2))
+    env.reset(), other.reset()
+    gusts = 0
+    for action in torch.randint(4, (100, lives), generator=torch.Generator().manual_seed(0)):
+        world = env.state.world
+        step = env.step(action)
+        other.step(3 - action)
+        assert env.state.world.wind.equal(other.state.world.wind)
+        for life in range(lives):
+            (dx, dy), (gx, gy) = (
+                MOVES[WIRINGS[int(world.wiring[life, world.gear[life]])][int(action[life])]],
+                MOVES[int(world.wind[life])],
+            )
+            x, y = world.goal[life].tolist()
+            calm, windy = [(x - dx) % n, (y - dy) % n], [(x - dx - gx) % n, (y - dy - gy) % n]
+            after = env.state.world.goal[life].tolist()
+            if step.reward[life] == 0:
+                assert after in (calm, windy)
+                gusts += after == windy
+            else:
+                assert [0, 0] in (calm, windy)
+    assert gusts / (100 * lives) == pytest.approx(wind, abs=0.04)
+    assert 0.005 < float((env.state.world.wind - world.wind).abs().mean()) < 0.015
+    references = env.references
+    assert references.random < 0.03 < 0.1 < references.oracle < oracle_rate(n)
+
+
 @pytest.mark.parametrize("signal", ["flag", "cue", "always"])
 def test_the_signal_tells_of_the_wirings(signal: str) -> None:
     env = DriftTorus(16, seed=0, size=3, gears=2, hazard=0.1, signal=signal)
@@ -158,6 +187,7 @@ def test_the_signal_tells_of_the_wirings(signal: str) -> None:
         ("size", 2, "drift_torus: size=2 is not allowed; allowed: an integer from 3"),
         ("gears", 0, "drift_torus: gears=0 is not allowed; allowed: an integer of at least 1"),
         ("hazard", -0.5, "drift_torus: hazard=-0.5 is no probability; allowed: 0 to 1"),
+        ("wind", 2.0, "drift_torus: wind=2.0 is no probability; allowed: 0 to 1"),
     ],
 )
 def test_options_out_of_range_are_named(option: str, value: object, message: str) -> None:
