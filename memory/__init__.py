@@ -8,7 +8,10 @@ from lifelong.memory import (  # noqa: F401  (registers the cores)
     classic,
     feed_forward,
     gtrxl,
+    lru,
+    min_gru,
     points,
+    s5,
     softmax,
     softmax_evicting,
 )
