@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 from lifelong.memory import (  # noqa: F401  (registers the cores)
     classic,
     feed_forward,
+    ffm,
+    frame_stack,
     gtrxl,
     lru,
+    mamba2,
     min_gru,
     points,
     s5,
