@@ -66,7 +66,7 @@ class LabelDesign:
     map_order:        size of the maps that have one
     unit_keys:        whether queries and keys are scaled to unit length; if not, keys are divided by sqrt(K)
     turns:            one of ``TURNS`` for all heads, or for each
-    turn_ratio:       between neighbouring rates of turning
+    turn_ratio:       between neighbouring rates of turning; None: rates evenly spaced
     pairs:            keys and values a token, R
     """
 
@@ -79,7 +79,7 @@ class LabelDesign:
     map_order: int = 2
     unit_keys: bool = True
     turns: str | tuple[str, ...] = "none"
-    turn_ratio: float = 1.15
+    turn_ratio: float | None = None
     pairs: int = 1
 
     @property

@@ -11,7 +11,11 @@ besides *what*. How the query of a head is turned says in which order the memory
 | against | p w | -p w | in the reverse order: a query at p meets the key of position c - p, c from the projections |
 | learned | u_p | r_p | rates of its own for keys and queries, learned; both begin as w |
 
-w_i = pi / ratio^i, i = 0 .. n - 1, in radians a step: the fastest point changes sign at every step.
+Rates, in radians a step, i = 0 .. n - 1: evenly spaced, w_i = pi (i + 1/2) / n, or w_i = pi / ratio^i. Evenly spaced,
+and with points of one length, keys of up to 2 n steps in a row are orthogonal: sum_i cos(w_i d) = sin(pi d) / (2
+sin(pi d / 2 n)) is 0 for every lag 0 < d < 2 n, and -n at 2 n. A delta rule under such keys holds the last 2 n values
+exactly, each written over the one 2 n steps before it. In geometric steps neighbours in time overlap, and the far past
+is blurred.
 
 Exactness. Positions are int64, and p w is reduced to one turn in float64, so that an angle at step 10^7 is good to
 10^-8 radians. A learned rate moves while the agent learns, and p w would throw the angles about, the further the
@@ -52,19 +56,19 @@ class Rotary(nn.Module):
     Args:
         turns: for each head, one of ``TURNS``.
         width: of keys and queries, even.
-        ratio: between neighbouring rates, above 1.
+        ratio: between neighbouring rates, above 1; None for evenly spaced rates.
 
     Raises:
         ValueError: an odd width.
     """
 
-    def __init__(self, turns: Sequence[str], width: int, ratio: float) -> None:
+    def __init__(self, turns: Sequence[str], width: int, ratio: float | None) -> None:
         super().__init__()
         if width % 2:
             raise ValueError(f"keys are turned in pairs of entries, so their width must be even, not {width}")
         self.turns, points = tuple(turns), width // 2
-        # In turns a step. No buffer: `module.float()` would round it.
-        self._rates = 0.5 / torch.tensor(ratio, dtype=torch.float64) ** torch.arange(points)
+        # No buffer: `module.float()` would round it.
+        self._rates = _rates(points, ratio)
         self._key_signs = [0 if turn in ("none", "learned") else 1 for turn in turns]
         self._query_signs = [
             -1 if turn == "against" else sign for turn, sign in zip(turns, self._key_signs, strict=True)
@@ -138,6 +142,12 @@ class Rotary(nn.Module):
                 sines.append(pair[1])
             made += [torch.stack(cosines, -2), torch.stack(sines, -2)]
         return Angles(*made)
+
+
+def _rates(points: int, ratio: float | None) -> Tensor:
+    """Turns a step of each point, [n] float64."""
+    index = torch.arange(points, dtype=torch.float64)
+    return 0.5 * (index + 0.5) / points if ratio is None else 0.5 / ratio**index
 
 
 def positions(start: Tensor, steps: int, reset: Tensor | None) -> Tensor:

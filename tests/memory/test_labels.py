@@ -84,7 +84,8 @@ def test_labels_are_what_the_docstring_says(options: dict[str, Any]) -> None:
                 else:
                     mine[1:] = [z / len(z) ** 0.5 for z in mine[1:]]
                 if turn != "none":
-                    w = torch.pi / 1.15 ** torch.arange(len(mine[0]) // 2, dtype=torch.float64)
+                    points = len(mine[0]) // 2
+                    w = torch.pi * (torch.arange(points, dtype=torch.float64) + 0.5) / points
                     rates = [-w if turn == "against" else w] + [w] * pairs
                     if turn == "learned":
                         index = [head for head, turn in enumerate(turns) if turn == "learned"].index(head)

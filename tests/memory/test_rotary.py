@@ -99,3 +99,15 @@ def test_learned_rates_begin_as_the_fixed_ones_and_learn() -> None:
 def test_an_odd_width_is_refused() -> None:
     with pytest.raises(ValueError, match="must be even, not 5"):
         Rotary(["with"], 5, 1.15)
+
+
+def test_evenly_spaced_rates_make_keys_of_as_many_steps_as_they_are_wide_orthogonal() -> None:
+    width = 16
+    rotary = Rotary(["with"], width, None)
+    angles, _ = rotary({"position": torch.tensor([12345])}, 2 * width, None, torch.float64)
+    keys = turn(torch.ones(1, 2 * width, 1, width, dtype=torch.float64), angles.key_cos, angles.key_sin)[0, :, 0]
+    products = keys @ keys.T / width
+    exact = torch.eye(2 * width, dtype=torch.float64)
+    lag = torch.arange(2 * width)
+    exact[(lag[:, None] - lag[None, :]).abs() == width] = -1.0  # the key of 2 n steps ago, with its sign changed
+    torch.testing.assert_close(products, exact, rtol=0.0, atol=1e-12)
