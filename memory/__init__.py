@@ -15,6 +15,7 @@ from lifelong.memory import (  # noqa: F401  (registers the cores)
     min_gru,
     points,
     s5,
+    shm,
     softmax,
     softmax_evicting,
 )

@@ -47,6 +47,7 @@ VARIANTS: list[Case] = [
     ("s5", {"layers": 2, "state_dim": 6, "blocks": 2}),
     ("ffm", {"layers": 2, "traces": 3, "contexts": 2}),
     ("mamba2", {"layers": 2, "heads": 4, "head_dim": 3, "state_dim": 5, "groups": 2, "convolution_taps": 0}),
+    ("shm", {"layers": 2, "width": 5, "rows": 3}),
 ]
 VARIANTS += [(name, {"reset_state": "learned"}) for name in core_names() if "reset_state" in core_options(name)]
 CASES = [(name, {}) for name in core_names()] + VARIANTS
