@@ -4,7 +4,7 @@ For every life and head, with the network f(.; W) and chunks of `chunk` steps:
 
     g_t   = sum_r write_rate_tr dL_tr/dW at base_t,     L_tr = 1/2 |f(key_tr; W) - value_tr|^2
     M_t   = momentum_t M_{t-1} - g_t                    no momentum: M_t = -g_t
-    W_t   = exp(log_decay_t) W_{t-1} + M_t
+    W_t   = exp(log_decay_t) W_{t-1} + M_t              `pull`: decay towards the initial weights, not towards zero
     out_t = f(query_t; W_t)
 
 base_t is W at the start of the chunk that t lies in; chunks are counted from the start of the life. A reset drops W, M
@@ -34,7 +34,10 @@ from lifelong.kernels.validation import require
 
 
 class MLPMemoryState(NamedTuple):
-    """weights, base and momentum: one `[B, H, out, in]` a layer; phase: `[B]` int64, steps since the chunk's start."""
+    """weights, base and momentum: one `[B, H, out, in]` a layer; phase: `[B]` int64, steps since the chunk's start.
+
+    momentum is empty where there is neither momentum nor Newton-Schulz.
+    """
 
     weights: Weights
     base: Weights
@@ -75,6 +78,7 @@ def mlp_memory(
     implementation: str = "auto",
     *,
     norm: tuple[Tensor, Tensor] | None = None,
+    pull: bool = False,
     chunk: int = 16,
     newton_schulz: int = 0,
     update_rate: Tensor | None = None,
@@ -92,6 +96,7 @@ def mlp_memory(
         initial_state: what an earlier call returned; None: new lives. Lives may stand at unlike steps of their chunks.
         implementation: `"reference"`, a loop over steps, or `"chunked"`; `"auto"` is chunked.
         norm: gain and shift `[H, Dv]` of the layer norm; Dk = Dv.
+        pull: whether what decays is the difference to the initial weights.
         chunk: steps that share one point of the gradient.
         newton_schulz: iterations that orthogonalise the momentum; 5 is usual, 0 is none.
         update_rate: `[B, T, H]`, of the orthogonalised momentum; None: 1.
@@ -107,11 +112,11 @@ def mlp_memory(
     fits = reset is None or (reset.shape == query.shape[:2] and reset.dtype == torch.bool)
     require(fits, "reset", f"{[*query.shape[:2]]} of torch.bool", reset)
     gain_and_shift = None if norm is None else (norm[0][:, None], norm[1][:, None])
-    network = Network(initial_weights, gain_and_shift, bias, chunk, newton_schulz)
+    network = Network(initial_weights, gain_and_shift, bias, pull, chunk, newton_schulz)
     lives, length = query.shape[:2]
     if initial_state is None:
         fresh = tuple(layer.expand(lives, *layer.shape) for layer in initial_weights)
-        zeros = tuple(torch.zeros_like(layer) for layer in fresh)
+        zeros = () if momentum is None and not newton_schulz else tuple(torch.zeros_like(layer) for layer in fresh)
         phase = torch.zeros(lives, dtype=torch.int64, device=query.device)
         initial_state = MLPMemoryState(fresh, fresh, zeros, phase)
     for layer, initial in zip(initial_state.weights, initial_weights, strict=True):
@@ -149,8 +154,7 @@ def _by_steps(
             gradient = tuple(delta.mT @ rows for delta, rows in zip(deltas, inputs, strict=True))
 
         if log_decay is not None:
-            decay = log_decay.exp().mT[..., None]
-            weights = tuple(decay * layer for layer in weights)
+            weights = _decayed(network, weights, log_decay.exp().mT[..., None])
         if momentum is not None:
             running = tuple(
                 momentum.mT[..., None] * layer - step for layer, step in zip(running, gradient, strict=True)
@@ -184,6 +188,12 @@ def _gradient_by_autograd(
 
     gradient, surprise = torch.func.grad(loss, has_aux=True)(base)
     return gradient, surprise
+
+
+def _decayed(network: Network, weights: Weights, decay: Tensor) -> Weights:
+    if network.pull:
+        return tuple(torch.lerp(goal, layer, decay) for goal, layer in zip(network.initial, weights, strict=True))
+    return tuple(decay * layer for layer in weights)
 
 
 def _chosen(condition: Tensor, yes: Weights, no: Weights) -> Weights:
@@ -271,6 +281,8 @@ def _read(
 
     def times(layer: int, rows: Tensor) -> Tensor:
         old = of_weights * (rows @ state.weights[layer].mT)
+        if network.pull:
+            old = old + (1 - of_weights) * (rows @ network.initial[layer].mT)
         if network.newton_schulz:
             return old
         if of_momentum.shape[-1]:
@@ -285,8 +297,7 @@ def _left(
 ) -> tuple[Weights, Weights]:
     """Weights and momentum that a chunk leaves, with Newton-Schulz before any momentum is added."""
     last = here.in_weights[:, :, -1]  # blank steps keep everything, so the last row is that of the last step
-    of_weights = last[..., 0, None, None]
-    weights = tuple(of_weights * layer for layer in state.weights)
+    weights = _decayed(network, state.weights, last[..., 0, None, None])
     planes = 1 if here.in_momentum is None else 2
 
     def written(layer: int, share: Tensor) -> Tensor:

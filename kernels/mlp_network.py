@@ -21,6 +21,7 @@ class Network(NamedTuple):
     initial: Weights  # [H, out, in] a layer
     norm: tuple[Tensor, Tensor] | None  # gain and shift [H, 1, Dv]
     bias: bool
+    pull: bool  # decay is towards the initial weights
     chunk: int
     newton_schulz: int
 

@@ -32,8 +32,10 @@ RULES: dict[str, dict[str, Any]] = {
     "muon": {"hidden": 7, "newton_schulz": 3},
     "muon, momentum, no decay": {"hidden": 7, "newton_schulz": 3, "momentum": True, "decay": None},
     "muon, rates": {"newton_schulz": 2, "update_rate": True, "pairs": 2},
+    "pull": {"hidden": 7, "pull": True, "momentum": True},
+    "muon, pull": {"newton_schulz": 2, "pull": True, "momentum": True},
     "three pairs a token": {"hidden": 7, "momentum": True, "pairs": 3},
-    "online": {"hidden": 7, "momentum": True, "chunk": 1},
+    "online": {"hidden": 7, "momentum": True, "chunk": 1, "pull": True},
     "online muon": {"norm": True, "newton_schulz": 2, "update_rate": True, "momentum": True, "pairs": 2, "chunk": 1},
 }
 OVER_TIME = ("query", "key", "value", "write_rate", "log_decay", "momentum", "update_rate", "reset")
@@ -47,7 +49,7 @@ def arguments(length: int = 21, seed: int = 0, **rule: Any) -> dict[str, Any]:
 
     hidden, norm, pairs = rule.pop("hidden", None), rule.pop("norm", False), rule.pop("pairs", None)
     bias, update_rate = int(rule.pop("bias", False)), rule.pop("update_rate", False)
-    options = {name: rule.pop(name) for name in ("newton_schulz", "chunk") if name in rule}
+    options = {name: rule.pop(name) for name in ("newton_schulz", "chunk", "pull") if name in rule}
     width = 5 if norm else 6
     inputs = make_inputs(2, length, 2, width, 5, seed=seed, **rule)
     key, value, rate = inputs.key, inputs.value, inputs.write_rate
