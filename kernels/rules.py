@@ -167,6 +167,8 @@ def mlstm_attention(
     reset: Tensor | None = None,
     initial_state: MLSTMState | None = None,
     implementation: str = "auto",
+    *,
+    reset_state: Tensor | None = None,
 ) -> MLSTMOutput:
     """The matrix memory of xLSTM, with exponential input gates (Beck et al. 2024, eq. 19 to 27).
 
@@ -176,7 +178,8 @@ def mlstm_attention(
     with log f = log_forget <= 0 and log i = log_input of any size, `[B, T, H]`. Everything is kept divided by exp(m_t),
     m_t = max(log f_t + m_{t-1}, log i_t), so that no exponential overflows; m does not show
     in the output. A reset
-    drops C, n and m. Keys are not scaled by 1/sqrt(Dk).
+    drops C, n and m; `reset_state` `[H, Dv + 1, Dk]` is what C and n become then, instead of zero. Keys are not scaled
+    by 1/sqrt(Dk).
     """
     if initial_state is None:
         initial_state = _empty_mlstm(query, value)
@@ -198,6 +201,7 @@ def mlstm_attention(
         reset=reset,
         initial_state=initial_state.memory,
         implementation=implementation,
+        reset_state=reset_state,
     )
     return MLSTMOutput(_mlstm_read(result.output, after), MLSTMState(cast(Tensor, result.state), scale))
 
@@ -212,6 +216,7 @@ def mlstm_step(
     state: MLSTMState | None = None,
     implementation: str = "auto",
     *,
+    reset_state: Tensor | None = None,
     in_place: bool = False,
 ) -> MLSTMOutput:
     """`mlstm_attention` for one token: the T axis absent. `in_place` writes over the memory, not over the scale."""
@@ -231,6 +236,7 @@ def mlstm_step(
         reset=reset,
         state=state.memory,
         implementation=implementation,
+        reset_state=reset_state,
         in_place=in_place,
     )
     return MLSTMOutput(_mlstm_read(result.output, after), MLSTMState(cast(Tensor, result.state), after))

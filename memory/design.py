@@ -64,7 +64,8 @@ class Design:
     map_order:        size of dpfp, polynomial and random_fourier (``lifelong.memory.feature_maps``)
     unit_keys:        unit(z) = z / |z|; if false, queries are left as they are and keys are divided by sqrt(width)
     turn:             how keys and queries are turned by the time since the last reset (``lifelong.memory.rotary``)
-    turn_ratio:       between neighbouring rates of turning, above 1
+    turn_ratio:       between neighbouring rates of turning, above 1; None for evenly spaced rates, under which keys
+                      of head_dim steps in a row are orthogonal
     pairs:            keys and values that a token writes, one after the other
     objective:        dot_product             error = v              the Hebb rule, a step on -<v, S k>
                       squared_error           error = e = v - S^- k  the delta rule, a step on |S k - v|^2 / 2
@@ -110,7 +111,7 @@ class Design:
     map_order: int = 2
     unit_keys: bool = True
     turn: str = "none"
-    turn_ratio: float = 1.15
+    turn_ratio: float | None = None
     pairs: int = 1
     objective: str = "squared_error"
     window: int = 4
@@ -238,7 +239,7 @@ def _check_numbers(design: Design) -> None:
             f"horizons need 1 < horizon_min <= horizon_max, not {design.horizon_min} and {design.horizon_max}"
         )
     for name, least in (("turn_ratio", 1.0), ("counting_horizon", 1.0), ("huber_threshold", 0.0)):
-        if not values[name] > least:
+        if values[name] is not None and not values[name] > least:
             raise ValueError(f"{name} must lie above {least:g}, not {values[name]}")
     if not design.power >= 1.0:
         raise ValueError(f"power must be 1 or more, not {design.power}")
@@ -270,7 +271,6 @@ def _check_combination(design: Design) -> None:
         ("write_gate", "exponential", "optimiser", "momentum", "optimiser=gradient"),
         ("write_gate", "exponential", "retention", ["per_channel", "pull"], "retention=scalar"),
         ("write_gate", "exponential", "pairs", several, "pairs=1"),
-        ("write_gate", "exponential", "reset_state", "learned", "reset_state=zero"),
         ("write_gate", "exponential", "heads", "counting", "heads without counting"),
         ("retention", "pull", "reset_state", "learned", "reset_state=zero (a reset goes to what it pulls to)"),
     ]

@@ -53,3 +53,121 @@ class MixedHeads(ParametricCore):
     (POPGym's RepeatPrevious); read against the turn, it plays backwards (Autoencode). Heads of one kind have several
     horizons; a single one has their geometric mean, 400 steps.
     """
+
+
+@named_point(
+    "retention",
+    objective="dot_product",
+    retention="constant",
+    horizon_max=256.0,
+    key_map="identity",
+    turn="with",
+    turn_ratio=1.8,
+)
+class Retention(ParametricCore):
+    """Retentive network (Sun et al. 2023): the Hebb rule with a fixed decay per head, and turned keys and queries.
+
+    S <- a S + b v k^T,  a = 1 - 1/32, 1 - 1/64, ...
+    """
+
+
+@named_point("gla", objective="dot_product", retention="per_channel", key_map="identity")
+class GatedLinearAttention(ParametricCore):
+    """Gated linear attention (Yang et al. 2024): the Hebb rule with a decay per channel of the keys.
+
+    S <- S diag(a) + b v k^T
+    """
+
+
+@named_point(
+    "mlstm",
+    objective="dot_product",
+    write_gate="exponential",
+    key_map="identity",
+    unit_keys=False,
+    read_gate="sigmoid",
+)
+class MatrixLSTM(ParametricCore):
+    """The matrix memory of xLSTM (Beck et al. 2024, eq. 19 to 27): exponential write gates, and a normaliser.
+
+        C <- a C + b v k^T,  n <- a n + b k,  b = exp(w_b . h + c_b),  reads C q / max(|n . q|, 1)
+
+    A token may outweigh everything written before it. State and gates are kept over their largest exponent
+    (``log_scale``), which does not show in what is read.
+    """
+
+
+@named_point("delta", retention="none")
+class Delta(ParametricCore):
+    """Delta rule (Schlag, Irie, Schmidhuber 2021; Widrow and Hoff 1960): a gradient step on the squared error.
+
+        S <- S + b (v - S k) k^T
+
+    Nothing fades: a pair stays until a key like its own is written.
+    """
+
+
+@named_point("kda", retention="per_channel")
+class KimiDeltaAttention(ParametricCore):
+    """Kimi delta attention (Kimi Team 2025): the delta rule with a decay per channel of the keys.
+
+    S^- = S diag(a),   S <- S^- + b (v - S^- k) k^T
+    """
+
+
+@named_point("delta_product", pairs=2, write_rate_max=2.0)
+class DeltaProduct(ParametricCore):
+    """Gated DeltaProduct (Siems et al. 2025): several steps of the delta rule a token, each on a pair of its own.
+
+        S <- a S,   then for each pair  S <- S + b (v - S k) k^T,  b in (0, 2)
+
+    A token multiplies the state by a product of generalised Householder matrices, and may so permute or turn it.
+    """
+
+
+@named_point("longhorn", optimiser="implicit", retention="none", unit_keys=False)
+class Longhorn(ParametricCore):
+    """Longhorn (Liu et al. 2024, eq. 4): the implicit step, stable for keys of any length.
+
+        S <- argmin_S' |S' - S|^2 + b |S' k - v|^2 = S + b / (1 + b |k|^2) (v - S k) k^T
+
+    The paper's own code has a rate per channel and a diagonal approximation; this is the exact step with one rate.
+    """
+
+
+@named_point("comba", closed_loop=True)
+class Comba(ParametricCore):
+    """Comba (Hu et al. 2025): the gated delta rule as a closed-loop controller.
+
+        e = v - d S k,   S <- a S + b e k^T,   reads S (q - D d k)
+
+    The error is measured before the decay, at a key that is scaled by d = sigmoid(learned, 1 at first); the query is
+    corrected by the key with D, learned, 0 at first. One d and one D per head.
+    """
+
+
+@named_point("momentum_delta", optimiser="momentum")
+class MomentumDelta(ParametricCore):
+    """The linear memory of Titans (Behrouz, Zhong, Mirrokni 2025): gradient descent with momentum and weight decay.
+
+    M <- m M + b (v - S k) k^T,   S <- a S + M
+    """
+
+
+@named_point("huber_delta", objective="huber")
+class HuberDelta(ParametricCore):
+    """The gated delta rule on the Huber loss (as in MIRAS, Behrouz et al. 2025): no error writes more than its limit.
+
+    S^- = a S,  e = v - S^- k,   S <- S^- + b min(1, threshold / |e|) e k^T
+    """
+
+
+@named_point("omega", objective="windowed_squared_error")
+class Omega(ParametricCore):
+    """The Omega rule (ATLAS, Behrouz et al. 2025) for a matrix and a small window, one pair after the other.
+
+        S <- a S,   then for the latest c pairs, oldest first,  S <- S + b (v - S k) k^T
+
+    Each pair is written with the rate b of its own token. The paper sums the c gradients at one point; here each step
+    sees those before it, which cannot overshoot.
+    """

@@ -30,6 +30,7 @@ from lifelong.kernels import (
 )
 from lifelong.kernels.types import SQUARED
 from lifelong.memory.design import Design
+from lifelong.memory.health import report_write
 from lifelong.memory.labels import Gate, Labels
 from lifelong.memory.learned_reset import ResetState
 
@@ -148,6 +149,7 @@ class GradientRule(nn.Module):
             if isinstance(found.state, MomentumState):
                 new["momentum"] = found.state.momentum
         weights = found.state.weights if isinstance(found.state, MomentumState) else found.state
+        report_write(key, value, log_decay, state["fast_weights"], weights)
         return found.output if at_goal is None else found.output + at_goal, {"fast_weights": weights, **new}
 
     def _several(
@@ -182,14 +184,14 @@ class ExponentialRule(nn.Module):
         C = a C + b v k^T,  n = a n + b k,  reads  C q / max(|n . q|, 1)
 
     State: ``fast_weights`` [B, H, Dv + 1, Dk], C and n over exp(``log_scale``) [B, H], so that no exponential
-    overflows. The scale carries no gradient: it does not show in what is read.
+    overflows. The scale does not show in what is read, and the new one carries no gradient.
     """
 
     def __init__(self, design: Design, key_width: int, value_dim: int) -> None:
         super().__init__()
         self.design, self.heads = design, len(design.kinds)
         self.retention = Retention(design, key_width)
-        self.reset_state = ResetState("zero", {"fast_weights": (self.heads, value_dim + 1, key_width)})
+        self.reset_state = ResetState(design.reset_state, {"fast_weights": (self.heads, value_dim + 1, key_width)})
 
     def gates(self) -> list[Gate]:
         """Logarithms of the write rates, then decays."""
@@ -205,9 +207,20 @@ class ExponentialRule(nn.Module):
         """Labels and gates [B, T, ...], in a step [B, ...], reset [B, T] or [B] -> readings, new state."""
         log_decay = self.retention(gates[1:], gates[0])
         log_decay = torch.zeros_like(gates[0]) if log_decay is None else log_decay
-        before = MLSTMState(state["fast_weights"], state["log_scale"])
+        memory, scale = state["fast_weights"], state["log_scale"]
+        if scale.requires_grad:
+            # The kernel takes the scale for a constant; what C and n owe to a given one is a factor of 1.
+            memory = memory * (scale - scale.detach()).exp()[..., None, None]
         run = mlstm_step if is_step else mlstm_attention
-        found = run(*labels[:3], gates[0], log_decay, reset, before, self.design.implementation)
+        found = run(
+            *labels[:3],
+            gates[0],
+            log_decay,
+            reset,
+            MLSTMState(memory, scale),
+            self.design.implementation,
+            reset_state=self.reset_state.get("fast_weights"),
+        )
         return found.output, {"fast_weights": found.state.memory, "log_scale": found.state.log_scale}
 
 
