@@ -9,21 +9,12 @@ exceeds one, and every pair of steps is parted just once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lifelong.kernels.chunk_influence import visible
-
-
-class ChunkMatrices(NamedTuple):
-    """What `chunk_scan` takes, with `[N, B, H]` in place of `[N, M]`."""
-
-    readers: Tensor
-    coupling: Tensor
-    writes: Tensor
-    carry: Tensor
+from lifelong.kernels.chunk_scan import ChunkMatrices
 
 
 def channel_matrices(
@@ -35,7 +26,7 @@ def channel_matrices(
     error_before_decay: bool,
     learned_reset: bool,
 ) -> ChunkMatrices:
-    """The matrices of one call; C a power of two.
+    """The matrices of one call, with `[N, B, H]` in place of `[N, M]`; C a power of two.
 
     readers: `[N, B, H, 2, C, Dk]`, erase keys and queries; written: `[N, B, H, C, Dk]`, keys times write rates;
     log_decay: `[N, B, H, C, Dk]`; reset: `[N, B, C]`.
@@ -67,8 +58,8 @@ def channel_matrices(
         zero, one = torch.zeros_like(carry), torch.ones_like(carry)
         carry = torch.cat([torch.cat([carry, fresh[..., -1:, None, :]], -2), torch.cat([zero, one], -2)], -3)
 
-    coupling = _decayed_products(readers, written, up_to, kept).flatten(-3, -2) * seen[..., 1:]
-    return ChunkMatrices(torch.cat(planes, -1).flatten(-3, -2), coupling, writes, carry)
+    coupling = _decayed_products(readers, written, up_to, kept) * seen[..., 1:].unflatten(-2, (2, size))
+    return ChunkMatrices(*torch.cat(planes, -1).unbind(-3), *coupling.unbind(-3), writes, carry)
 
 
 def _since_reset(log_decay: Tensor, reset: Tensor) -> Tensor:

@@ -15,10 +15,27 @@ stands still are alike.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class ChunkMatrices(NamedTuple):
+    """What the keys and gates of the chunks make of them; `...` is `[N, M]`.
+
+    keys, queries, writes: `[..., C, Z]`, K, Q and W
+    known, read:           `[..., C, C]`, A and R
+    carry:                 `[..., P, P, Dk or 1]`, carry(S)[p, d, v] = sum_q carry[p, q, d] S[q, d, v]
+    """
+
+    keys: Tensor
+    queries: Tensor
+    known: Tensor
+    read: Tensor
+    writes: Tensor
+    carry: Tensor
 
 
 class ChunkScanOutput(NamedTuple):
@@ -29,24 +46,19 @@ class ChunkScanOutput(NamedTuple):
     state: Tensor
 
 
-def chunk_scan(
-    value: Tensor, readers: Tensor, coupling: Tensor, erase: bool | Tensor, writes: Tensor, carry: Tensor, state: Tensor
-) -> ChunkScanOutput:
+def chunk_scan(value: Tensor, matrices: ChunkMatrices, erase: bool | Tensor, state: Tensor) -> ChunkScanOutput:
     """Run the recurrence of this module.
 
     Args:
         value: `[N, M, C, Dv]`, V.
-        readers: `[N, M, 2 C, Z]`, the rows of K above those of Q.
-        coupling: `[N, M, 2 C, C]`, the rows of A above those of R.
+        matrices: K, Q, A, R, W and the carry.
         erase: bool, or `[M]` of zeros and ones.
-        writes: `[N, M, C, Z]`, W.
-        carry: `[N, M, P, P, Dk or 1]`; carry(S)[p, d, v] = sum_q carry[p, q, d] S[q, d, v].
         state: `[M, Z, Dv]`.
 
     Returns:
         Output, final state, and the prediction error V - (K S + A E), which is E where `erase` is on.
     """
-    output, prediction_error, final, *_ = _ChunkScan.apply(value, readers, coupling, erase, writes, carry, state)
+    output, prediction_error, final, *_ = _ChunkScan.apply(value, *matrices, erase, state)
     return ChunkScanOutput(output, prediction_error, final)
 
 
@@ -54,66 +66,67 @@ class _ChunkScan(torch.autograd.Function):
     @staticmethod
     def forward(
         value: Tensor,
-        readers: Tensor,
-        coupling: Tensor,
-        erase: bool | Tensor,
+        keys: Tensor,
+        queries: Tensor,
+        known: Tensor,
+        read: Tensor,
         writes: Tensor,
         carry: Tensor,
+        erase: bool | Tensor,
         state: Tensor,
     ) -> tuple[Tensor | None, ...]:
-        chunks, _, size, _ = value.shape
-        inverse = solved_keys = None
-        errors = value.view_as(value)
+        mask = erase[:, None, None] if isinstance(erase, Tensor) else None
+        inverse, errors = None, value.view_as(value)
         if erase is not False:
-            keys, system = readers[..., :size, :], coupling[..., :size, :]
-            if isinstance(erase, Tensor):
-                keys, system = keys * erase[:, None, None], system * erase[:, None, None]
-            identity = torch.eye(size, dtype=value.dtype, device=value.device).expand_as(system)
+            system = known if mask is None else known * mask
+            identity = torch.eye(value.shape[2], dtype=value.dtype, device=value.device).expand_as(system)
             inverse = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
-            solved_keys, errors = inverse @ keys, inverse @ value
+            errors = _empty_like(value)
 
-        entries = value.new_empty(chunks + 1, *state.shape)
-        entries[0] = state
-        for n in range(chunks):
-            if solved_keys is not None:
-                errors[n].baddbmm_(solved_keys[n], entries[n], alpha=-1)
-            _carry(entries[n], carry[n], entries[n + 1])
-            entries[n + 1].baddbmm_(writes[n].mT, errors[n])
-        entries, final = entries[:-1], entries[-1].clone()
+        output, unknown = _empty_like(value), _empty_like(value)
+        entries = value.new_empty(len(value), *state.shape)
+        final = _empty_like(state)
+        entry, *exits = *entries.unbind(), final
+        entry.copy_(state)
+        # Only what touches the state is done here, chunk after chunk, while the state is in the cache.
+        per_chunk = (value, keys, queries, writes.mT, carry, inverse, unknown, errors, output)
+        for exit_, (v, k, q, w, through, solve, u, e, o) in zip(exits, _chunk_by_chunk(*per_chunk), strict=True):
+            torch.baddbmm(v, k, entry, alpha=-1, out=u)
+            if solve is not None:
+                torch.bmm(solve, u if mask is None else torch.where(mask > 0, u, v), out=e)
+            torch.bmm(q, entry, out=o)
+            _carry(entry, through, exit_)
+            entry = exit_.baddbmm_(w, e)
 
-        asking = slice(size, None) if erase is True else slice(None)
-        answers = readers[..., asking, :] @ entries
-        _add_product(answers, coupling[..., asking, :], errors)
+        _add_product(output, read, errors)
         # All but the first three are for the backward pass: with `setup_context` only what is returned can be saved.
         if erase is True:
-            return answers, errors, final, entries, None, inverse, solved_keys
-        output, prediction_error = answers[..., size:, :].contiguous(), value - answers[..., :size, :]
-        return output, prediction_error, final, entries, errors, inverse, solved_keys
+            return output, errors, final, entries, None, inverse
+        return output, _add_product(unknown, known, errors, -1), final, entries, errors, inverse
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        _, readers, coupling, ctx.erase, writes, carry, _ = inputs
+        _, *matrices, ctx.erase, _ = inputs
         ctx.mark_non_differentiable(*(tensor for tensor in output[3:] if tensor is not None))
         ctx.set_materialize_grads(False)
         mask = ctx.erase if isinstance(ctx.erase, Tensor) else None
-        _, prediction_error, _, entries, errors, *solution = output
-        errors = prediction_error if errors is None else errors
-        ctx.save_for_backward(readers, coupling, mask, writes, carry, entries, errors, *solution)
+        _, prediction_error, _, entries, errors, inverse = output
+        ctx.save_for_backward(mask, *matrices, entries, prediction_error if errors is None else errors, inverse)
 
     @staticmethod
     def backward(
         ctx: Any, d_output: Tensor | None, d_prediction: Tensor | None, d_final: Tensor | None, *_: None
     ) -> tuple[Tensor | None, ...]:
-        readers, coupling, mask, *saved = ctx.saved_tensors
+        mask, *saved = ctx.saved_tensors
         erase = ctx.erase if mask is None else mask
-        d_value, d_readers, d_coupling, *others = _ChunkScanBackward.apply(
-            d_output, d_prediction, d_final, readers, coupling, erase, ctx.needs_input_grad[5], *saved
+        *gradients, d_state = _ChunkScanBackward.apply(
+            d_output, d_prediction, d_final, erase, ctx.needs_input_grad[6], *saved
         )
-        return d_value, d_readers, d_coupling, None, *others
+        return *gradients, None, d_state
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
-        in_axes, out_axes = (1, 1, 1, 0, 1, 1, 0), (1, 1, 0, 1, 1, 1, 1)
+        in_axes, out_axes = (1, 1, 1, 1, 1, 1, 1, 0, 0), (1, 1, 0, 1, 1, 1)
         return _over_more_memories(_ChunkScan, info.batch_size, in_dims, inputs, in_axes, out_axes)
 
 
@@ -125,65 +138,70 @@ class _ChunkScanBackward(torch.autograd.Function):
         d_output: Tensor | None,
         d_prediction: Tensor | None,
         d_final: Tensor | None,
-        readers: Tensor,
-        coupling: Tensor,
         erase: bool | Tensor,
         carry_learns: bool,
+        keys: Tensor,
+        queries: Tensor,
+        known: Tensor,
+        read: Tensor,
         writes: Tensor,
         carry: Tensor,
         entries: Tensor,
         errors: Tensor,
         inverse: Tensor | None,
-        solved_keys: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        chunks, _, size, _ = writes.shape
-        d_answers = errors.new_empty(*errors.shape[:2], 2 * size, errors.shape[-1])
-        d_known, d_read = d_answers.split(size, -2)
-        if d_output is None:
-            d_read.zero_()
-        else:
-            d_read.copy_(d_output)
-
-        queries, known = readers[..., size:, :], None
-        d_errors = coupling[..., size:, :].mT @ d_read
-        if d_prediction is not None and erase is True:
-            d_errors += d_prediction
+        mask = erase[:, None, None] if isinstance(erase, Tensor) else None
+        d_output = torch.zeros_like(errors) if d_output is None else d_output.contiguous()
+        d_errors = read.mT @ d_output
+        d_value = d_errors if inverse is None else _empty_like(errors)
+        # `d_lost` is the gradient of K S + A E with its sign turned. The prediction error loses it, and where erase is
+        # on, E does, which is then the same.
+        if erase is True:
+            d_lost: Tensor | None = d_value
+            if d_prediction is not None:
+                d_errors += d_prediction
         elif d_prediction is not None:
-            known = readers[..., :size, :]
-            d_errors -= coupling[..., :size, :].mT @ d_prediction
-
-        d_carry = torch.empty_like(carry) if carry_learns else None
-        d_entries = errors.new_empty(chunks + 1, *entries.shape[1:])
-        d_entries[-1] = 0.0 if d_final is None else d_final
-        for n in reversed(range(chunks)):
-            d_errors[n].baddbmm_(writes[n], d_entries[n + 1])
-            if d_carry is not None:
-                d_carry[n] = _carry_gradient(d_entries[n + 1], entries[n], carry[n])
-            _carry(d_entries[n + 1], carry[n].transpose(1, 2), d_entries[n])
-            d_entries[n].baddbmm_(queries[n].mT, d_read[n])
-            if known is not None and d_prediction is not None:
-                d_entries[n].baddbmm_(known[n].mT, d_prediction[n], alpha=-1)
-            if solved_keys is not None:
-                d_entries[n].baddbmm_(solved_keys[n].mT, d_errors[n], alpha=-1)
-
-        d_value = d_errors if inverse is None else inverse.mT @ d_errors
-        # What K S + A E is subtracted from: E where erase is on, and the prediction error that is returned.
-        if erase is False:
-            d_known.zero_()
+            d_lost = d_prediction.clone(memory_format=torch.contiguous_format)
+            d_errors -= known.mT @ d_prediction
         else:
-            d_known.copy_(d_value).neg_()
-            if erase is not True:
-                d_known *= erase[:, None, None]
+            d_lost = None if mask is None else torch.zeros_like(errors)
+
+        d_keys, d_queries, d_writes = (_empty_like(vectors) for vectors in (keys, queries, writes))
+        d_carry = torch.empty_like(carry) if carry_learns else None
+        d_state, d_entry = _empty_like(entries[0]), _empty_like(entries[0])
+        d_state.zero_() if d_final is None else d_state.copy_(d_final)
+        per_chunk = (keys, queries, writes, carry.transpose(2, 3), entries, errors, inverse)
+        per_chunk += (d_output, d_errors, d_value, d_lost, d_keys, d_queries, d_writes, d_carry)
+        for k, q, w, through, entry, e, solve, d_o, d_e, d_v, d_l, d_k, d_q, d_w, d_through in reversed(
+            list(_chunk_by_chunk(*per_chunk))
+        ):
+            d_e.baddbmm_(w, d_state)
+            torch.bmm(e, d_state.mT, out=d_w)
+            if solve is not None:
+                torch.bmm(solve.mT, d_e, out=d_v)
+            if d_through is not None:
+                d_through.copy_(_carry_gradient(d_state, entry, through))
+            _carry(d_state, through, d_entry)
+            d_state, d_entry = d_entry, d_state
+            torch.bmm(d_o, entry.mT, out=d_q)
+            d_state.baddbmm_(q.mT, d_o)
+            if d_l is not None:
+                if mask is not None:
+                    d_l.addcmul_(d_v, mask)
+                torch.bmm(d_l, entry.mT, out=d_k)
+                d_state.baddbmm_(k.mT, d_l, alpha=-1)
+
         if erase is not True and d_prediction is not None:
-            d_known -= d_prediction
             d_value = d_value + d_prediction
         return (
             d_value,
-            d_answers @ entries.mT,
-            d_answers @ errors.mT,
-            errors @ d_entries[1:].mT,
+            None if d_lost is None else d_keys.neg_(),
+            d_queries,
+            None if d_lost is None else (d_lost @ errors.mT).neg_(),
+            d_output @ errors.mT,
+            d_writes,
             d_carry,
-            d_entries[0].clone(),
+            d_state,
         )
 
     @staticmethod
@@ -192,7 +210,7 @@ class _ChunkScanBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
-        in_axes, out_axes = (1, 1, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1), (1, 1, 1, 1, 1, 0)
+        in_axes, out_axes = (1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1), (1, 1, 1, 1, 1, 1, 1, 0)
         return _over_more_memories(_ChunkScanBackward, info.batch_size, in_dims, inputs, in_axes, out_axes)
 
     @staticmethod
@@ -230,9 +248,20 @@ def _over_more_memories(
     )
 
 
-def _add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
-    """target += left right, in place, over all chunks and memories."""
-    target.flatten(0, 1).baddbmm_(left.flatten(0, 1), right.flatten(0, 1))
+def _chunk_by_chunk(*tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """The n-th entries of all; to unbind once costs less than to index every time."""
+    count = next(len(tensor) for tensor in tensors if tensor is not None)
+    return zip(*([None] * count if tensor is None else tensor.unbind() for tensor in tensors), strict=True)
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _add_product(target: Tensor, left: Tensor, right: Tensor, alpha: int = 1) -> Tensor:
+    """target += alpha left right, in place, over all chunks and memories."""
+    target.flatten(0, 1).baddbmm_(left.flatten(0, 1), right.flatten(0, 1), alpha=alpha)
+    return target
 
 
 def _carry(state: Tensor, through: Tensor, result: Tensor) -> None:

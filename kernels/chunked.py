@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lifelong.kernels import reference
-from lifelong.kernels.chunk_channels import ChunkMatrices, channel_matrices
+from lifelong.kernels.chunk_channels import channel_matrices
 from lifelong.kernels.chunk_influence import Influence, influence_with_momentum, influence_without_momentum
-from lifelong.kernels.chunk_scan import chunk_scan
+from lifelong.kernels.chunk_scan import ChunkMatrices, chunk_scan
 from lifelong.kernels.chunking import Chunks
 from lifelong.kernels.reference import pack_state
 from lifelong.kernels.types import FastWeightCall, FastWeightOutput
@@ -128,12 +128,9 @@ def _attention(call: FastWeightCall) -> FastWeightOutput:
     value = chunks.split(call.value).contiguous()
     matrices = _channel_matrices(call, chunks) if call.per_channel_decay else _scalar_matrices(call, chunks)
     result = chunk_scan(
-        _merge(value),
-        _merge(matrices.readers),
-        _merge(matrices.coupling),
+        value.flatten(1, 2),
+        ChunkMatrices(*(matrix.flatten(1, 2) for matrix in matrices)),
         call.erase if isinstance(call.erase, bool) else call.erase.repeat(lives).to(value.dtype),
-        _merge(matrices.writes),
-        _merge(matrices.carry),
         _planes(call),
     )
 
@@ -145,15 +142,18 @@ def _attention(call: FastWeightCall) -> FastWeightOutput:
 
 
 def _scalar_matrices(call: FastWeightCall, chunks: Chunks) -> ChunkMatrices:
-    key = chunks.split(call.key).contiguous()
-    erase_key = key if call.erase_key is None else chunks.split(call.erase_key)
-    readers = torch.cat([erase_key, chunks.split(call.query)], -2)
-    written = key * chunks.split(call.write_rate)[..., None]
+    query, key = chunks.split(call.query).contiguous(), chunks.split(call.key).contiguous()
+    erase_key = key if call.erase_key is None else chunks.split(call.erase_key).contiguous()
     influence = _influence(call, chunks)
+    rate = chunks.split(call.write_rate)[..., None, :]
+    known, read = (influence.writes * rate).split(chunks.size, -2)
+    known_entry, read_entry = influence.entry.split(chunks.size, -2)
     return ChunkMatrices(
-        _spread(readers, influence.entry),
-        (written @ readers.mT).mT * influence.writes,
-        _spread(written, influence.exit_writes.mT),
+        _spread(erase_key, known_entry),
+        _spread(query, read_entry),
+        erase_key @ key.mT * known,
+        query @ key.mT * read,
+        _spread(key, (influence.exit_writes * rate).mT),
         influence.exit_entry[..., None].expand(*key.shape[:3], -1, -1, -1),
     )
 
@@ -196,8 +196,3 @@ def _planes(call: FastWeightCall) -> Tensor:
 def _spread(vectors: Tensor, weights: Tensor) -> Tensor:
     """Vectors `[..., R, Dk]` weighted for each plane, `[..., R, P]`, side by side: `[..., R, P * Dk]`."""
     return (weights[..., None] * vectors[..., None, :]).flatten(-2)
-
-
-def _merge(tensor: Tensor) -> Tensor:
-    """`[N, B, H, ...]` as `[N, B * H, ...]`."""
-    return tensor.flatten(1, 2)

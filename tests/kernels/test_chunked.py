@@ -291,5 +291,5 @@ def test_torch_empty_never_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     new_empty = Tensor.new_empty
     monkeypatch.setattr(Tensor, "new_empty", lambda self, *shape: new_empty(self, *shape).fill_(torch.nan))
     empty_like = torch.empty_like
-    monkeypatch.setattr(torch, "empty_like", lambda tensor: empty_like(tensor).fill_(torch.nan))
+    monkeypatch.setattr(torch, "empty_like", lambda tensor, **options: empty_like(tensor, **options).fill_(torch.nan))
     assert_close(gradients(make_inputs(), chunked), expected, 0.0)
