@@ -127,9 +127,12 @@ class ActorCritic(nn.Module):
 
     def peek_value(self, observation: Observation, reset: Tensor, state: TensorDict, previous: Previous) -> Tensor:
         """V of an observation that is not acted on (a final one, or the first of the next segment): [B]."""
-        embedding = self.encoder(observation)
-        outputs, _ = self.core.step(self._make_token(embedding, previous, reset), state, reset)
+        outputs, _ = self.core.step(self.peek_token(observation, reset, previous), state, reset)
         return self.value(self.trunk_norm(outputs)).squeeze(-1)
+
+    def peek_token(self, observation: Observation, reset: Tensor, previous: Previous) -> Tensor:
+        """What the core sees at a step, [B, D]."""
+        return self._make_token(self.encoder(observation), previous, reset)
 
     def sequence(self, steps: TensorDict, memory: TensorDict) -> tuple[Tensor, Tensor]:
         """Run over a segment again, as the update does.

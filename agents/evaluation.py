@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 
 from lifelong.agents.actor_critic import ActorCritic
-from lifelong.agents.health import memory_health
+from lifelong.agents.health import memory_health, refuse_broken_memory
 from lifelong.agents.rollout import Environment, Lives
 
 
@@ -46,6 +46,8 @@ def evaluate_lives(
         statistics.begin_span()
         for _ in range(start, stop):
             _, _, previous = lives.act(previous, greedy)
+        refuse_broken_memory(agent.core, lives.state, statistics.life_step)
+        lives.remember(previous)
         episodes = statistics.span_episodes
         yield Span(
             start,
@@ -53,5 +55,5 @@ def evaluate_lives(
             statistics.span_reward_rate(),
             episodes,
             statistics.span_return_sum / episodes if episodes else None,
-            memory_health(lives.state),
+            memory_health(lives),
         )

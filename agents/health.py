@@ -1,25 +1,52 @@
-"""The health of a memory, read off its state: growth and breakage show here long before they show in the reward."""
+"""The health of the lives' memories, as it is logged; and the refusal to go on with a broken one."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from tensordict import TensorDict
+from torch import Tensor
+
+from lifelong.agents.faults import NonFinite
+from lifelong.memory import MemoryCore
+from lifelong.memory.health import find_non_finite, state_health
+
+if TYPE_CHECKING:
+    from lifelong.agents.rollout import Lives
+
+# Lives of which a step is watched and singular values are taken: keeps all of it below 1 % of an update.
+_SAMPLE = 4
 
 
 @torch.no_grad()
-def memory_health(state: TensorDict) -> dict[str, float]:
-    """Over all floating-point tensors of the state: root mean square, largest |entry|, share that is not finite; and
-    its bytes per life.
+def memory_health(lives: Lives) -> dict[str, float]:
+    """``memory/...``: bytes per life; norm, largest entry and share not finite over all lives; and what
+    ``MemoryCore.health`` finds in the next step of the first four.
+
+    To be called where ``lives.remember`` was.
     """
-    leaves = list(state.values(include_nested=True, leaves_only=True))
-    size = sum(leaf.numel() * leaf.element_size() for leaf in leaves) / max(state.shape[0], 1)
-    floats = [leaf.flatten() for leaf in leaves if leaf.is_floating_point()]
-    metrics = {"memory/state_bytes": float(size)}
-    if floats:
-        flat = torch.cat(floats)
-        finite = torch.isfinite(flat)
-        kept = torch.where(finite, flat, torch.zeros_like(flat)).double()
-        metrics["memory/state_rms"] = float(kept.square().mean().sqrt())
-        metrics["memory/state_max"] = float(kept.abs().max())
-        metrics["memory/state_non_finite"] = float((~finite).double().mean())
-    return metrics
+    few = slice(_SAMPLE)
+    agent, state = lives.agent, lives.state
+    assert lives.observation is not None, "lives that have not started have no health"
+    observation = {key: value[few] for key, value in lives.observation.items()}
+    tokens = agent.peek_token(observation, lives.reset[few], agent.embed_previous(lives.last[few]))
+    leaves = state.values(True, True)
+    found = {"state_bytes": sum(leaf.numel() * leaf.element_size() for leaf in leaves) / lives.env.num_lives}
+    found |= agent.core.health(state[few], tokens, lives.reset[few])
+    found |= state_health(state)
+    return {f"memory/{name}": float(value) for name, value in found.items()}
+
+
+def refuse_broken_memory(core: MemoryCore, state: TensorDict, life_step: Tensor) -> None:
+    """Raise if a state, batch [B], is not finite anywhere; ``life_step`` [B] says how old the lives are.
+
+    Raises:
+        NonFinite: names the core, the tensor, the life and its step.
+    """
+    broken = find_non_finite(state)
+    if broken is not None:
+        life, name = broken
+        raise NonFinite(
+            f"memory {type(core).__name__}: {name} of life {life} is not finite at its step {int(life_step[life])}"
+        )

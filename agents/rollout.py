@@ -18,6 +18,7 @@ from torch import Tensor
 from lifelong.agents.actor_critic import ActorCritic, PolicyStep, Previous
 from lifelong.agents.encoder import Observation
 from lifelong.agents.faults import NonFinite
+from lifelong.agents.health import refuse_broken_memory
 from lifelong.agents.statistics import LifeStatistics
 
 
@@ -97,7 +98,11 @@ class Lives:
         """One step in all lives: the policy's step, the environment's, and the transition for the next token."""
         assert self.observation is not None, "call start() first"
         observation = self.observation
-        policy = self.agent.step(observation, self.reset, self.state, previous, self.generator, greedy)
+        try:
+            policy = self.agent.step(observation, self.reset, self.state, previous, self.generator, greedy)
+        except NonFinite:
+            self._blame_memory(previous)
+            raise
         step = self._step(policy.action)
         if not bool(step.reward.isfinite().all()):
             index = int(step.reward.isfinite().logical_not().nonzero()[0])
@@ -110,6 +115,14 @@ class Lives:
         self.reset = step.terminated | step.truncated
         self._observed = observation
         return policy, step, Previous(policy.embedding, policy.action, step.reward, step.soft_reset)
+
+    def _blame_memory(self, previous: Previous) -> None:
+        """Say which memory broke in a step that failed, if one did."""
+        assert self.observation is not None
+        token = self.agent.peek_token(self.observation, self.reset, previous)
+        if bool(token.isfinite().all()):
+            _, state = self.agent.core.step(token, self.state, self.reset)
+            refuse_broken_memory(self.agent.core, state, self.statistics.life_step)
 
     def _step(self, action: Tensor) -> StepResult:
         """The environment's step; its tensors are moved where agent and environment live on different devices."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lifelong.agents.actor_critic import ActorCritic
-from lifelong.agents.health import memory_health
+from lifelong.agents.health import memory_health, refuse_broken_memory
 from lifelong.agents.ppo import PPO, PPOConfig
 from lifelong.agents.rollout import Environment, Lives, collect_segment
 
@@ -51,16 +51,17 @@ class Trainer:
         """One segment and the improvement on it; returns the metrics by name. See docs of the tags in the README.
 
         Raises:
-            NonFinite: see ``PPO.update``.
+            NonFinite: a memory, a reward, a loss or a weight is not finite; it says which, and where.
         """
         started = time.process_time()
         self.lives.statistics.begin_span()
         segment = collect_segment(self.lives, self.config.segment)
+        refuse_broken_memory(self.agent.core, self.lives.state, self.lives.statistics.life_step)
         collected = time.process_time()
         learned = self.algorithm.update(segment, self.frames / self.total_frames)
         self.timings = {"collect": collected - started, "update": time.process_time() - collected}
         self.frames += segment["steps"].numel()
-        return {**self.lives.statistics.metrics(), **learned, **memory_health(self.lives.state)}
+        return {**self.lives.statistics.metrics(), **learned, **memory_health(self.lives)}
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer, memory, generators, counters, statistics: tensors, numbers, strings and containers of

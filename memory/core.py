@@ -15,6 +15,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lifelong.memory.health import measure
+
 
 class MemoryCore(nn.Module, ABC):
     """Base class of all memory cores.
@@ -69,6 +71,25 @@ class MemoryCore(nn.Module, ABC):
     def state_bytes_at(self, life_step: int) -> int:
         """Bytes of state that a life needs after ``life_step`` steps: the same at any age, unless the state grows."""
         return self.state_bytes()
+
+    @torch.no_grad()
+    def health(self, state: TensorDict, inputs: Tensor | None = None, reset: Tensor | None = None) -> dict[str, float]:
+        """How the memory is; means over lives, heads and layers, unless they say otherwise. It changes nothing.
+
+        Read off the state (absent for a core without one):
+            state_norm, state_max, state_non_finite   see ``lifelong.memory.health.state_health``
+            effective_rank    of the fast weights, exp of the entropy of their normalised singular values
+
+        Watched in one step on ``inputs`` [B, D], if given, after what ``reset`` [B] drops:
+            write_size        |S_t - a S_{t-1}| / |S_t| of fast weights; of any other state |s_t - s_{t-1}| / |s_t|
+            surprise_before   |v - a S_{t-1} k|, what the memory answers to its own key before the write
+            surprise_after    |v - S_t k|
+            decay_horizon     1 / (1 - a) in steps, geometric mean; absent where nothing decays
+        """
+        if reset is not None:
+            fresh = self.initial_state(len(state), device=state.device)
+            state = state.apply(lambda old, new: torch.where(reset.view(-1, *[1] * (old.dim() - 1)), new, old), fresh)
+        return measure(self.step, state, inputs)
 
     def _zeros(self, *shape: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Zeros on the device and in the dtype of the parameters, unless others are asked for."""
