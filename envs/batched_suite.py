@@ -8,6 +8,7 @@ from lifelong.envs.associative_recall import AssociativeRecall
 from lifelong.envs.batched import TensorEnv
 from lifelong.envs.delayed_credit import DelayedCredit
 from lifelong.envs.drift_bandit import DriftBandit
+from lifelong.envs.drift_control import DriftControl
 from lifelong.envs.drift_torus import DriftTorus
 from lifelong.envs.forage import Forage
 from lifelong.envs.goal_memory import GoalMemory
@@ -20,6 +21,7 @@ BATCHED_ENVS: tuple[type[TensorEnv[Any]], ...] = (
     AssociativeRecall,
     DelayedCredit,
     DriftBandit,
+    DriftControl,
     DriftTorus,
     Forage,
     GoalMemory,
