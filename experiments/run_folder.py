@@ -11,6 +11,8 @@ import platform
 import shlex
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,30 @@ from lifelong.experiments.config import RunConfig, from_yaml, to_yaml
 from lifelong.experiments.errors import UserError, did_you_mean
 
 CHECKPOINTS = "checkpoints"
+
+
+class RunBusy(UserError):
+    """Another process is writing into the run's folder."""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the run for this process; the lock ends with the process, however it ends.
+
+    Raises:
+        RunBusy: another process holds it.
+    """
+    if sys.platform == "win32":  # no flock there
+        yield
+        return
+    import fcntl
+
+    with (path / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunBusy(f"{path}: another process is working on this run") from error
+        yield
 
 
 def create_run_folder(config: RunConfig) -> Path:
@@ -34,7 +60,7 @@ def create_run_folder(config: RunConfig) -> Path:
     try:
         (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         write_atomically(path / "config.yaml", to_yaml(config))
-        write_atomically(path / "versions.txt", _versions())
+        write_atomically(path / "versions.txt", "".join(f"{line}\n" for line in versions()))
         append_command(path)
     except OSError as error:
         raise UserError(f"out={path}: cannot write there: {error.strerror}") from error
@@ -97,11 +123,12 @@ def _environment_word(config: RunConfig) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in str(word))
 
 
-def _versions() -> str:
+def versions() -> list[str]:
+    """What this process runs on: Python, and the packages whose version changes results."""
     lines = [f"python {platform.python_version()} on {platform.system()} {platform.machine()}"]
     for package in ("lifelong", "torch", "torchrl", "tensordict", "gymnasium", "minigrid", "numpy", "hydra-core"):
         try:
             lines.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             lines.append(f"{package} not installed")
-    return "\n".join(lines) + "\n"
+    return lines

@@ -18,7 +18,7 @@ from lifelong.experiments.build import build_env, build_trainer, set_up_process
 from lifelong.experiments.checkpoint import drop_later_checkpoints, load_checkpoint, save_checkpoint
 from lifelong.experiments.config import RunConfig, import_plugin, load_config, to_yaml
 from lifelong.experiments.errors import RunFailed, UserError, whole_number
-from lifelong.experiments.run_folder import CHECKPOINTS, append_command, create_run_folder, find_checkpoint
+from lifelong.experiments.run_folder import CHECKPOINTS, append_command, create_run_folder, find_checkpoint, locked
 from lifelong.experiments.run_log import RunLog
 from lifelong.experiments.summary import score_of, summarise, write_summary
 
@@ -31,7 +31,8 @@ def train(overrides: list[str]) -> int:
     trainer = build_trainer(config, env, device)
     folder = create_run_folder(config)
     print(f"run folder: {folder}", flush=True)
-    return _Run(config, folder, env, trainer, resume_at=None).go()
+    with locked(folder):
+        return _Run(config, folder, env, trainer, resume_at=None).go()
 
 
 def resume(arguments: list[str]) -> int:
@@ -51,11 +52,12 @@ def resume(arguments: list[str]) -> int:
     device = set_up_process(config)
     env = build_env(config, config.seed)
     trainer = build_trainer(config, env, device)
-    frames = load_checkpoint(path, trainer, env, pickled_environment=not env.state_is_tensors)
-    drop_later_checkpoints(folder / CHECKPOINTS, frames)
-    append_command(folder)
-    print(f"resuming {folder} at {frames:,} frames", flush=True)
-    return _Run(config, folder, env, trainer, resume_at=frames).go()
+    with locked(folder):
+        frames = load_checkpoint(path, trainer, env, pickled_environment=not env.state_is_tensors)
+        drop_later_checkpoints(folder / CHECKPOINTS, frames)
+        append_command(folder)
+        print(f"resuming {folder} at {frames:,} frames", flush=True)
+        return _Run(config, folder, env, trainer, resume_at=frames).go()
 
 
 class _Run:
