@@ -92,3 +92,28 @@ def test_the_forget_gates_begin_at_their_bias_and_every_other_gate_at_zero(layer
 def test_recurrent_matrices_begin_orthogonal(name: str) -> None:
     for gate in make_core(name, 6).recurrence.weight_hh_l0.split(6):
         torch.testing.assert_close(gate @ gate.T, torch.eye(6), rtol=0.0, atol=1e-5)
+
+
+def test_chrono_initialisation_spreads_what_the_units_of_an_lstm_remember() -> None:
+    torch.manual_seed(0)
+    core = make_core("lstm", 300, layers=1, chrono_max=101.0)
+    _, _, input_bias, hidden_bias = core.recurrence.all_weights[0]
+    of_input, of_forget, of_cell, of_output = (input_bias + hidden_bias).detach().split(300)
+    times = of_forget.exp()  # b_f = log(U(1, 100))
+    assert 1.0 <= times.min() < 3.0
+    assert 98.0 < times.max() <= 100.0
+    assert float(times.mean()) == pytest.approx(50.5, abs=5.0)
+    assert torch.equal(of_input, -of_forget)
+    assert not of_cell.any()
+    assert not of_output.any()
+
+
+def test_chrono_initialisation_spreads_what_the_units_of_a_gru_keep() -> None:
+    torch.manual_seed(0)
+    core = make_core("gru", 300, layers=2, chrono_max=101.0)
+    for layer in range(2):
+        _, _, input_bias, hidden_bias = core.recurrence.all_weights[layer]
+        of_reset, of_keep, of_new = (input_bias + hidden_bias).detach().split(300)
+        assert float(of_keep.exp().mean()) == pytest.approx(50.5, abs=5.0)
+        assert not of_reset.any()
+        assert not of_new.any()
