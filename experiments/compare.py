@@ -243,7 +243,8 @@ def _match(config: ComparisonConfig, cells: list[Cell]) -> list[Matched]:
     for cell in cells:
         run = run_config(cell)
         options, width = dict(run.memory), run.agent.width
-        name, note, words = options.pop("name"), "", ()
+        name, note = options.pop("name"), ""
+        words: tuple[str, ...] = ()
         try:
             core = make_core(name, width, **options)
             if config.match != "none":

@@ -60,7 +60,8 @@ class RayEngine:
         self._running[reference] = job
 
     def ended(self) -> list[Ended]:
-        ray, result = self._ray, []
+        ray = self._ray
+        result: list[Ended] = []
         if not self._running:
             return result
         done, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
