@@ -35,6 +35,8 @@ class LinearAttention(ParametricCore):
 @named_point(
     "mixed_heads",
     heads=["plain", "rotary", "backward", "counting"],
+    head_dim=128,
+    value_dim=16,
     convolution_taps=0,
     key_map="identity",
     horizon_min=100.0,
@@ -50,8 +52,10 @@ class MixedHeads(ParametricCore):
         counting  S <- a S + b v k^T, 0.1 S q not normalised             how often
 
     Our own trials: turned by their position since the last reset, keys make of fast weights a memory in exact order
-    (POPGym's RepeatPrevious); read against the turn, it plays backwards (Autoencode). Heads of one kind have several
-    horizons; a single one has their geometric mean, 400 steps.
+    (POPGym's RepeatPrevious); read against the turn, it plays backwards (Autoencode). Keys of ``head_dim`` steps in a
+    row are orthogonal (``lifelong.memory.rotary``), so that ``head_dim`` is how far back the order is exact, and
+    ``value_dim`` how much is kept of each step. Heads of one kind have several horizons; a single one has their
+    geometric mean, 400 steps.
     """
 
 
