@@ -8,11 +8,13 @@ import yaml
 
 from lifelong import experiments
 from lifelong.envs import make_env
+from lifelong.envs.batched_suite import BATCHED_ENVS
 from lifelong.envs.registry import env_factory
 
 CONFIGS = Path(str(experiments.__file__)).parent / "configs" / "env"
 NAMES = ["gymnasium", "minigrid", "minigrid_memory_s7", "minigrid_memory_s9", "minigrid_memory_s13", "switch_world"]
-SIZES = ["switch_world_ci", "switch_world_full"]
+SIZES = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem != yaml.safe_load(path.read_text())["name"])
+BATCHED = [kind.name for kind in BATCHED_ENVS]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "popgym"])
@@ -33,10 +35,17 @@ def test_a_config_names_every_option_with_its_default_and_a_comment(name: str) -
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_another_size_has_the_same_options(name: str) -> None:
-    other, base = (yaml.safe_load((CONFIGS / f"{which}.yaml").read_text()) for which in (name, "switch_world"))
+def test_another_size_has_the_same_options_and_other_values(name: str) -> None:
+    other = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    base = yaml.safe_load((CONFIGS / f"{other['name']}.yaml").read_text())
     assert list(other) == list(base)
     assert other != base
+
+
+@pytest.mark.parametrize("name", [*BATCHED, "endless_tmaze", "switch_world"])
+def test_there_are_a_small_a_usual_and_a_full_size(name: str) -> None:
+    sizes = [(CONFIGS / f"{name}{suffix}.yaml").read_text() for suffix in ("_ci", "", "_full")]
+    assert len({text.splitlines()[0] for text in sizes}) == 3  # each says what it is
 
 
 @pytest.mark.parametrize("name", [*NAMES, *SIZES])
