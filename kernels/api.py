@@ -135,7 +135,7 @@ def choose(call: FastWeightCall, implementation: str) -> Implementation:
                 return _IMPLEMENTATIONS[name]
         return reference
     if implementation not in _IMPLEMENTATIONS:
-        close = get_close_matches(implementation, ["auto", *_IMPLEMENTATIONS], n=1)
+        close = get_close_matches(str(implementation), ["auto", *_IMPLEMENTATIONS], n=1)
         hint = f'; did you mean "{close[0]}"?' if close else ""
         names = ", ".join(["auto", *_IMPLEMENTATIONS])
         raise ValueError(f'implementation must be one of {names}, got "{implementation}"{hint}')

@@ -59,7 +59,9 @@ def channel_matrices(
         carry = torch.cat([torch.cat([carry, fresh[..., -1:, None, :]], -2), torch.cat([zero, one], -2)], -3)
 
     coupling = _decayed_products(readers, written, up_to, kept) * seen[..., 1:].unflatten(-2, (2, size))
-    return ChunkMatrices(*torch.cat(planes, -1).unbind(-3), *coupling.unbind(-3), writes, carry)
+    keys, queries = torch.cat(planes, -1).unbind(-3)
+    known, read = coupling.unbind(-3)
+    return ChunkMatrices(keys, queries, known, read, writes, carry)
 
 
 def _since_reset(log_decay: Tensor, reset: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ stands still are alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -89,8 +88,9 @@ class _ChunkScan(torch.autograd.Function):
         entry, *exits = *entries.unbind(), final
         entry.copy_(state)
         # Only what touches the state is done here, chunk after chunk, while the state is in the cache.
-        per_chunk = (value, keys, queries, writes.mT, carry, inverse, unknown, errors, output)
-        for exit_, (v, k, q, w, through, solve, u, e, o) in zip(exits, _chunk_by_chunk(*per_chunk), strict=True):
+        given = _chunk_by_chunk(value, keys, queries, writes.mT, carry, inverse)
+        made = _chunk_by_chunk(unknown, errors, output)
+        for (v, k, q, w, through, solve), (u, e, o), exit_ in zip(given, made, exits, strict=True):
             torch.baddbmm(v, k, entry, alpha=-1, out=u)
             if solve is not None:
                 torch.bmm(solve, u if mask is None else torch.where(mask > 0, u, v), out=e)
@@ -170,10 +170,10 @@ class _ChunkScanBackward(torch.autograd.Function):
         d_carry = torch.empty_like(carry) if carry_learns else None
         d_state, d_entry = _empty_like(entries[0]), _empty_like(entries[0])
         d_state.zero_() if d_final is None else d_state.copy_(d_final)
-        per_chunk = (keys, queries, writes, carry.transpose(2, 3), entries, errors, inverse)
-        per_chunk += (d_output, d_errors, d_value, d_lost, d_keys, d_queries, d_writes, d_carry)
-        for k, q, w, through, entry, e, solve, d_o, d_e, d_v, d_l, d_k, d_q, d_w, d_through in reversed(
-            list(_chunk_by_chunk(*per_chunk))
+        given = _chunk_by_chunk(keys, queries, writes, carry.transpose(2, 3), entries, errors, inverse, d_output)
+        made = _chunk_by_chunk(d_errors, d_value, d_lost, d_keys, d_queries, d_writes, d_carry)
+        for (k, q, w, through, entry, e, solve, d_o), (d_e, d_v, d_l, d_k, d_q, d_w, d_through) in zip(
+            reversed(given), reversed(made), strict=True
         ):
             d_e.baddbmm_(w, d_state)
             torch.bmm(e, d_state.mT, out=d_w)
@@ -248,10 +248,10 @@ def _over_more_memories(
     )
 
 
-def _chunk_by_chunk(*tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """The n-th entries of all; to unbind once costs less than to index every time."""
+def _chunk_by_chunk(*tensors: Tensor | None) -> list[tuple[Any, ...]]:
+    """The n-th entries of all, for every n; to unbind once costs less than to index every time."""
     count = next(len(tensor) for tensor in tensors if tensor is not None)
-    return zip(*([None] * count if tensor is None else tensor.unbind() for tensor in tensors), strict=True)
+    return list(zip(*([None] * count if tensor is None else tensor.unbind() for tensor in tensors), strict=True))
 
 
 def _empty_like(tensor: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def fold_lives(operator: Callable[..., tuple[Tensor, ...]], *, start: int, erase
             mapped = argument.expand(info.batch_size, *argument.shape) if dim is None else argument.movedim(dim, 0)
             if index == start:
                 mapped = mapped.expand(-1, lives, -1, -1, -1)
-            folded[index] = mapped.reshape(-1, *mapped.shape[2:])
+            folded[index] = mapped.flatten(0, 1)
         made = operator(*folded)
         return tuple(tensor.unflatten(0, (info.batch_size, lives)) for tensor in made), (0,) * len(made)
 

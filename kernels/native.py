@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
+from lifelong.kernels.fold_lives import fold_lives
 from lifelong.kernels.native_library import (
     NO_GRADIENTS,
     NO_VIEW,
@@ -315,30 +316,6 @@ def _backward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     )
 
 
-def _vmap(operator: Any) -> Any:
-    """A vmap rule that folds the mapped axis into the lives."""
-
-    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-        count = info.batch_size
-        if in_dims[_ERASE_HEADS] is not None:
-            raise NotImplementedError("vmap over `erase` is not possible: the heads that erase are fixed for a call")
-        lives = arguments[0].shape[0 if in_dims[0] is None else 1 - min(in_dims[0], 1)]
-        folded = list(arguments)
-        for index, (argument, dim) in enumerate(zip(arguments, in_dims, strict=True)):
-            if not isinstance(argument, Tensor) or index == _ERASE_HEADS:
-                continue
-            if index == _START and dim is None and argument.shape[0] == 1:
-                continue
-            mapped = argument.expand(count, *argument.shape) if dim is None else argument.movedim(dim, 0)
-            if index == _START:
-                mapped = mapped.expand(-1, lives, -1, -1, -1)
-            folded[index] = mapped.reshape(count * lives, *mapped.shape[2:])
-        made = operator(*folded)
-        return tuple(tensor.unflatten(0, (count, lives)) for tensor in made), (0,) * len(made)
-
-    return rule
-
-
 for _name, _implementation, _shapes in (
     ("forward", _forward, _forward_shapes),
     ("backward", _backward, _backward_shapes),
@@ -348,5 +325,8 @@ for _name, _implementation, _shapes in (
     _operators.impl(_name, _implementation, "CPU")
     torch.library.register_fake(f"lifelong_native::{_name}", _shapes, lib=_operators)
 for _name in ("forward", "backward", "step"):
-    _operator = getattr(torch.ops.lifelong_native, _name)
-    torch.library.register_vmap(f"lifelong_native::{_name}", _vmap(_operator), lib=_operators)
+    torch.library.register_vmap(
+        f"lifelong_native::{_name}",
+        fold_lives(getattr(torch.ops.lifelong_native, _name), start=_START, erase_heads=_ERASE_HEADS),
+        lib=_operators,
+    )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lifelong.kernels.api import fast_weight_attention, fast_weight_step
 from lifelong.kernels.types import FastWeightOutput, State
-from lifelong.kernels.validation import require
+from lifelong.kernels.validation import require, require_shape
 
 
 def implicit_write_rate(write_rate: Tensor, key: Tensor) -> Tensor:
@@ -55,10 +55,17 @@ def delta_product_attention(
     Returns:
         As `fast_weight_attention`, but surprise is `[B, T, R, H]`.
     """
-    require(key.dim() == 5, "key", "[B, T, R, H, Dk]", key)
-    lives, length, writes, heads, _ = key.shape
-    require(value.shape[:-1] == key.shape[:-1], "value", f"{[*key.shape[:-1], 'Dv']}", value)
-    require(write_rate.shape == key.shape[:-1], "write_rate", f"{[*key.shape[:-1]]}", write_rate)
+    _require_axes(key, "key", "[B, T, R, H, Dk]")
+    _require_axes(value, "value", "[B, T, R, H, Dv]")
+    lives, length, writes, heads, width = key.shape
+    require_shape("query", query, (lives, length, heads, width))
+    require_shape("value", value, (*key.shape[:-1], value.shape[-1]))
+    require_shape("write_rate", write_rate, key.shape[:-1])
+    if log_decay is not None:
+        per_channel = isinstance(log_decay, Tensor) and log_decay.dim() == 4
+        require_shape("log_decay", log_decay, query.shape if per_channel else query.shape[:-1])
+    if reset is not None:
+        require_shape("reset", reset, (lives, length), torch.bool)
     result = fast_weight_attention(
         _at_substep(query, writes, -1),
         key.flatten(1, 2),
@@ -101,13 +108,18 @@ def replay_window(
         reset: `[B, T]` bool.
         tail: `[B, window - 1, H, Dk + Dv + 1]`, what the last call returned; None: nothing came before.
     """
-    require(window >= 1, "window", ">= 1", window)
+    require(isinstance(window, int) and window >= 1, "window", ">= 1", window)
+    _require_axes(key, "key", "[B, T, H, Dk]")
+    _require_axes(value, "value", "[B, T, H, Dv]")
+    require_shape("value", value, (*key.shape[:-1], value.shape[-1]))
+    require_shape("write_rate", write_rate, key.shape[:-1])
+    if reset is not None:
+        require_shape("reset", reset, key.shape[:2], torch.bool)
     widths = [key.shape[-1], value.shape[-1], 1]
     pairs = torch.cat([key, value, write_rate[..., None]], -1)
     if tail is None:
         tail = pairs.new_zeros(pairs.shape[0], window - 1, *pairs.shape[2:])
-    expected = (pairs.shape[0], window - 1, *pairs.shape[2:])
-    require(tail.shape == expected, "tail", f"{list(expected)}", tail)
+    require_shape("tail", tail, (pairs.shape[0], window - 1, *pairs.shape[2:]))
     history = torch.cat([tail, pairs], 1)
     newest = history.unfold(1, window, 1).movedim(-1, 2)  # [B, T, R, H, Dk + Dv + 1]
     if reset is not None:
@@ -135,6 +147,8 @@ def normalised_attention(
 
     Queries and keys should be positive feature maps. The state is `[B, H, Dv + 1, Dk]`: the normaliser is its last row.
     """
+    require(epsilon > 0, "epsilon", "> 0", epsilon)
+    _require_axes(value, "value", "[B, T, H, Dv]")
     result = fast_weight_attention(
         query, key, _with_one(value), write_rate, log_decay, None, False, reset, initial_state, implementation
     )
@@ -181,6 +195,7 @@ def mlstm_attention(
     drops C, n and m; `reset_state` `[H, Dv + 1, Dk]` is what C and n become then, instead of zero. Keys are not scaled
     by 1/sqrt(Dk).
     """
+    _check_mlstm(query, value, log_input, log_forget, reset, "[B, T, H, D]", "initial_state", initial_state)
     if initial_state is None:
         initial_state = _empty_mlstm(query, value)
     scale, scales = initial_state.log_scale.detach(), []
@@ -220,6 +235,7 @@ def mlstm_step(
     in_place: bool = False,
 ) -> MLSTMOutput:
     """`mlstm_attention` for one token: the T axis absent. `in_place` writes over the memory, not over the scale."""
+    _check_mlstm(query, value, log_input, log_forget, reset, "[B, H, D]", "state", state)
     if state is None:
         state = _empty_mlstm(query, value)
     before = state.log_scale.detach()
@@ -240,6 +256,33 @@ def mlstm_step(
         in_place=in_place,
     )
     return MLSTMOutput(_mlstm_read(result.output, after), MLSTMState(cast(Tensor, result.state), after))
+
+
+def _check_mlstm(
+    query: Tensor,
+    value: Tensor,
+    log_input: Tensor,
+    log_forget: Tensor,
+    reset: Tensor | None,
+    layout: str,
+    state_name: str,
+    state: MLSTMState | None,
+) -> None:
+    """What is used before `fast_weight_attention` checks the rest."""
+    _require_axes(query, "query", layout)
+    _require_axes(value, "value", layout)
+    require_shape("log_input", log_input, query.shape[:-1])
+    require_shape("log_forget", log_forget, query.shape[:-1])
+    if reset is not None:
+        require_shape("reset", reset, query.shape[:-2], torch.bool)
+    if state is not None:
+        require(isinstance(state, MLSTMState), state_name, "MLSTMState(memory, log_scale)", state)
+        require_shape(f"{state_name}.log_scale", state.log_scale, (query.shape[0], query.shape[-2]))
+
+
+def _require_axes(tensor: Tensor, name: str, layout: str) -> None:
+    axes = layout.count(",") + 1
+    require(isinstance(tensor, Tensor) and tensor.dim() == axes, name, f"a tensor {layout}", tensor)
 
 
 def _next_scale(scale: Tensor, log_input: Tensor, log_forget: Tensor, reset: Tensor | None) -> Tensor:

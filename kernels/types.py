@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import NamedTuple, Protocol
 
 import torch
@@ -37,11 +38,17 @@ class ErrorFunction:
     """How the prediction error is bent before it is written.
 
     name `"squared"` writes `e`; `"huber"` writes `e * min(1, parameter / |e|)`, where `|e|` is the Euclidean norm over
-    Dv; `"power"` writes `sign(e) |e|^(parameter - 1)`, elementwise.
+    Dv; `"power"` writes `sign(e) |e|^(parameter - 1)`, elementwise. `huber` and `power` make them.
     """
 
     name: str = "squared"
     parameter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in ("squared", "huber", "power"):
+            raise ValueError(f'an error function must be named squared, huber or power, got "{self.name}"')
+        if not isfinite(self.parameter):
+            raise ValueError(f"the parameter of an error function must be finite, got {self.parameter}")
 
 
 SQUARED = ErrorFunction()

@@ -65,6 +65,8 @@ def build_call(
     if reset_state is not None:
         _check("reset_state", reset_state, state_shape[1:], dtype, device)
         reset_state = _converted(reset_state, dtype)
+    if not (error_before_decay is None or isinstance(error_before_decay, bool)):
+        raise ValueError(f"error_before_decay must be True, False or None, got {error_before_decay!r}")
     if not isinstance(error_function, ErrorFunction):
         raise ValueError(f"error_function must be an ErrorFunction such as huber(1.0), got {error_function!r}")
     state_name = "state" if is_step else "initial_state"
@@ -100,15 +102,13 @@ def build_call(
 
 def huber(threshold: float) -> ErrorFunction:
     """The gradient of the Huber loss: errors longer than `threshold` (Euclidean, over Dv) are cut to that length."""
-    if not threshold > 0:
-        raise ValueError(f"threshold must be > 0, got {threshold}")
+    require(isinstance(threshold, int | float) and threshold > 0, "threshold", "> 0", threshold)
     return ErrorFunction("huber", float(threshold))
 
 
 def power(exponent: float) -> ErrorFunction:
     """The gradient of `|e|^p / p`, elementwise: `sign(e) |e|^(p - 1)`, for p >= 1 (p = 2 is the squared error)."""
-    if not exponent >= 1:
-        raise ValueError(f"exponent must be >= 1, got {exponent}")
+    require(isinstance(exponent, int | float) and exponent >= 1, "exponent", ">= 1", exponent)
     return SQUARED if exponent == 2 else ErrorFunction("power", float(exponent))
 
 
@@ -155,7 +155,7 @@ def _erase(erase: bool | Tensor | Sequence[bool], heads: int, device: torch.devi
         if erase.shape != (heads,) or erase.dtype != torch.bool:
             raise ValueError(f"erase must be a bool or a bool tensor of shape [{heads}], got {_describe(erase)}")
         return erase.to(device)
-    switches = list(erase)
+    switches = list(erase) if isinstance(erase, Sequence) else []
     if len(switches) != heads or not all(isinstance(switch, bool) for switch in switches):
         raise ValueError(f"erase must be a bool or {heads} bools, one a head, got {erase!r}")
     if all(switches) or not any(switches):
@@ -214,3 +214,10 @@ def require(fits: bool, name: str, allowed: str, came: object) -> None:
     """Raise the ValueError of this package unless the argument fits."""
     if not fits:
         raise ValueError(f"{name} must be {allowed}, got {_describe(came) if isinstance(came, Tensor) else repr(came)}")
+
+
+def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
+    """Raise the ValueError of this package unless the argument is a tensor of that shape, and dtype if one is given."""
+    fits = isinstance(tensor, Tensor) and tensor.shape == shape and dtype in (None, tensor.dtype)
+    kind = "a tensor" if dtype is None else f"a {str(dtype).removeprefix('torch.')} tensor"
+    require(fits, name, f"{kind} of shape {list(shape)}", tensor)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lifelong.kernels import MomentumState, fast_weight_attention, fast_weight_step, huber, power
+from lifelong.kernels import ErrorFunction, MomentumState, fast_weight_attention, fast_weight_step, huber, power
 
 from .inputs import make_inputs
 
@@ -46,6 +46,10 @@ def call(**changes: Any) -> None:
         ({"initial_state": torch.zeros(2, 2, 5, 8).double()}, r"state must be .* torch.float32 .* got .*float64"),
         ({"initial_state": MomentumState(torch.zeros(1), torch.zeros(1))}, r"initial_state must be a tensor when"),
         ({"error_function": "huber"}, r"error_function must be an ErrorFunction such as huber\(1.0\), got 'huber'"),
+        ({"erase": None}, r"erase must be a bool or 2 bools, one a head, got None"),
+        ({"error_before_decay": "no"}, r"error_before_decay must be True, False or None, got 'no'"),
+        ({"implementation": None}, r'must be one of auto, reference, .*, got "None"'),
+        ({"implementation": "triton"}, r'"triton" cannot serve this call: the Triton kernels run on a GPU'),
         ({"implementation": "chunky"}, r'must be one of auto, reference, chunked.*did you mean "chunked"\?'),
     ],
 )  # fmt: skip
@@ -101,3 +105,9 @@ def test_error_functions_check_their_parameter() -> None:
         huber(0.0)
     with pytest.raises(ValueError, match=r"exponent must be >= 1, got 0\.5"):
         power(0.5)
+    with pytest.raises(ValueError, match="threshold must be > 0, got 'long'"):
+        huber("long")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='must be named squared, huber or power, got "hubber"'):
+        ErrorFunction("hubber", 1.0)
+    with pytest.raises(ValueError, match="must be finite, got nan"):
+        ErrorFunction("huber", float("nan"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -215,15 +214,38 @@ def test_mlstm_survives_gates_that_no_float_can_hold() -> None:
     assert all(torch.isfinite(g).all() for g in torch.autograd.grad(result.output.sum(), learned))
 
 
-def test_shapes_of_writes_are_checked() -> None:
-    key, value, rate = writes()
-    query = torch.zeros(2, 11, 2, 6, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"value must be \[2, 11, 3, 2, 'Dv'\], got \[2, 11, 2, 2, 4\]"):
-        delta_product_attention(query, key, value[:, :, 1:], rate)
-    with pytest.raises(ValueError, match=r"key must be \[B, T, R, H, Dk\], got \[2, 11, 2, 6\]"):
-        delta_product_attention(query, key[:, :, 0], value, rate)
-    inputs = replace(make_inputs())
-    with pytest.raises(ValueError, match=r"window must be >= 1, got 0"):
-        replay_window(inputs.key, inputs.value, inputs.write_rate, 0)
-    with pytest.raises(ValueError, match=r"tail must be \[2, 1, 2, 14\]"):
-        replay_window(inputs.key, inputs.value, inputs.write_rate, 2, tail=torch.zeros(2, 2, 2, 14))
+_PAIRS, _SCALARS, _WRITES = torch.zeros(2, 11, 2, 6), torch.zeros(2, 11, 2), torch.zeros(2, 11, 3, 2, 6)
+_FLAGS = torch.zeros(2, 11, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes", "message"),
+    [
+        ("product", {"key": _PAIRS}, r"key must be a tensor \[B, T, R, H, Dk\], got \[2, 11, 2, 6\]"),
+        ("product", {"value": None}, r"value must be a tensor \[B, T, R, H, Dv\], got None"),
+        ("product", {"value": _WRITES[:, :, 1:]}, r"value must be .* \[2, 11, 3, 2, 6\], got \[2, 11, 2, 2, 6\]"),
+        ("product", {"query": _PAIRS[:, :, :1]}, r"query must be .* \[2, 11, 2, 6\], got \[2, 11, 1, 6\]"),
+        ("product", {"log_decay": _FLAGS}, r"log_decay must be .* \[2, 11, 2\], got \[2, 11\]"),
+        ("replay", {"window": 0}, r"window must be >= 1, got 0"),
+        ("replay", {"tail": torch.zeros(2, 2, 2, 13)}, r"tail must be .* \[2, 1, 2, 13\]"),
+        ("replay", {"value": _PAIRS[:, 1:]}, r"value must be .* \[2, 11, 2, 6\], got \[2, 10, 2, 6\]"),
+        ("replay", {"reset": _FLAGS.float()}, r"reset must be a bool tensor of shape \[2, 11\], got .*float32"),
+        ("mlstm", {"log_input": _FLAGS}, r"log_input must be .* \[2, 11, 2\], got \[2, 11\]"),
+        ("mlstm", {"query": _PAIRS[:, 0]}, r"query must be a tensor \[B, T, H, D\], got \[2, 2, 6\]"),
+        ("mlstm", {"initial_state": _PAIRS}, r"initial_state must be MLSTMState\(memory, log_scale\)"),
+        ("normalised", {"epsilon": 0.0}, r"epsilon must be > 0, got 0.0"),
+    ],
+)
+def test_what_does_not_fit_is_named(rule: str, changes: dict[str, Any], message: str) -> None:
+    pairs = {"key": _PAIRS, "value": _PAIRS, "write_rate": _SCALARS}
+    writes = {"key": _WRITES, "value": _WRITES, "write_rate": _WRITES[..., 0]}
+    gates = {"log_input": _SCALARS, "log_forget": _SCALARS}
+    function, arguments = {
+        "product": (delta_product_attention, {"query": _PAIRS} | writes),
+        "replay": (replay_window, pairs | {"window": 2}),
+        "mlstm": (mlstm_attention, {"query": _PAIRS, "key": _PAIRS, "value": _PAIRS} | gates),
+        "normalised": (normalised_attention, {"query": _PAIRS} | pairs),
+    }[rule]
+    function(**arguments)
+    with pytest.raises(ValueError, match=message):
+        function(**(arguments | changes))
