@@ -57,14 +57,17 @@ class LayeredCore(MemoryCore):
     def initial_state(
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> TensorDict:
-        states = {name: layer.initial_state(batch_size, device, dtype) for name, layer in self.layers.items()}
+        states = {name: layer.initial_state(batch_size, device, dtype) for name, layer in self._by_name().items()}
         return TensorDict(states, [batch_size])
 
     def forward(self, inputs: Tensor, state: TensorDict, reset: Tensor | None = None) -> tuple[Tensor, TensorDict]:
-        return self._through(list(self.layers.values()), inputs, state, reset)
+        return self._through(list(self._by_name().values()), inputs, state, reset)
 
     def step(self, inputs: Tensor, state: TensorDict, reset: Tensor | None = None) -> tuple[Tensor, TensorDict]:
-        return self._through([layer.step for layer in self.layers.values()], inputs, state, reset)
+        return self._through([layer.step for layer in self._by_name().values()], inputs, state, reset)
+
+    def _by_name(self) -> dict[str, MemoryLayer]:
+        return dict(self.layers.items())  # type: ignore[arg-type]
 
     def _through(
         self,
