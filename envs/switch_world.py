@@ -29,20 +29,20 @@ from lifelong.envs.registry import register_env
 from lifelong.envs.schedules import Hazard, Markov, Schedule
 from lifelong.envs.spaces import DiscreteActions
 from lifelong.envs.switch_world_references import switch_world_references
+from lifelong.envs.switch_world_ways import PICK_UP, Cell, shortest_way
 from lifelong.envs.wrapper_continuing import NO_STEP_LIMIT
 
 ID = "lifelong/SwitchWorld-v0"
 SWITCHING = ("markov", "hazard")
 COLOURS = tuple(COLOR_NAMES)
-PICK_UP = int(Actions.pickup)
-Cell = tuple[int, int]
 
 
 class SwitchWorldEnv(MiniGridEnv):
     """One room. Actions: left, right, forward, pick up. A ball pays +1 if its colour is the rewarded one, else -1.
 
     ``info["privileged"]``: ``rewarded_colour`` (0 to K-1), ``steps_since_change``, and the ``good`` and ``bad`` picks
-    of this life.
+    of this life; on request ``oracle_action``, the next on the shortest way to the rewarded ball, or where others block
+    it, to any.
 
     Args:
         size: of the room, walls included.
@@ -51,6 +51,7 @@ class SwitchWorldEnv(MiniGridEnv):
         switching: "markov": to another colour, uniformly; "hazard": to any, the present one included.
         feedback: probability that a pick pays what it is worth; else it pays the opposite.
         view_size: cells on a side of the agent's view, odd.
+        tell_oracle: whether to search for ``oracle_action`` at every step.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class SwitchWorldEnv(MiniGridEnv):
         switching: Literal["markov", "hazard"] = "markov",
         feedback: float = 1.0,
         view_size: int = 7,
+        tell_oracle: bool = False,
         render_mode: str | None = None,
     ) -> None:
         check_count("switch_world", "size", size, low=5, high=100)
@@ -70,7 +72,7 @@ class SwitchWorldEnv(MiniGridEnv):
         check_choice("switch_world", "switching", switching, SWITCHING)
         self.hazard, self.switching = check_probability("switch_world", "hazard", hazard), switching
         self.feedback = check_probability("switch_world", "feedback", feedback)
-        self.colours = colours
+        self.colours, self.tell_oracle = colours, tell_oracle
         self.schedule: Schedule = Markov(colours, hazard) if switching == "markov" else Hazard(0.0, colours, hazard)
         self.streams = LifeStreams()
         self._since = self.good = self.bad = 0
@@ -152,6 +154,12 @@ class SwitchWorldEnv(MiniGridEnv):
     def _tell(self, info: dict[str, Any]) -> dict[str, Any]:
         counts = {"good": self.good, "bad": self.bad}
         hidden = {"rewarded_colour": self.rewarded, "steps_since_change": self._since, **counts}
+        if self.tell_oracle:
+            balls = self.balls()
+            rewarded = {cell for cell, colour in balls.items() if colour == self.rewarded}
+            way = shortest_way(self, rewarded) or shortest_way(self, set(balls))
+            assert way is not None, "a ball stands beside whoever is walled in by balls"
+            hidden["oracle_action"] = way[0]
         return {**info, PRIVILEGED: hidden}
 
 
@@ -169,6 +177,7 @@ def make_switch_world(
     switching: Literal["markov", "hazard"] = "markov",
     feedback: float = 1.0,
     view_size: int = 7,
+    tell_oracle: bool = False,
     life_steps: int | None = None,
 ) -> GymnasiumEnv:
     """B rooms whose lives never end.
@@ -182,6 +191,7 @@ def make_switch_world(
         switching: "markov": to another colour; "hazard": to any, the present one included.
         feedback: probability that a pick pays what it is worth; else it pays the opposite.
         view_size: cells on a side of the agent's view, odd.
+        tell_oracle: search for the oracle's action at every step, for ``Step.privileged``.
         life_steps: cut a life after this many steps; None: never.
 
     Raises:
@@ -189,7 +199,8 @@ def make_switch_world(
     """
     check_count("switch_world", "num_lives", num_lives)
     options = {"size": size, "colours": colours, "hazard": hazard, "switching": switching, "feedback": feedback}
-    environments = [SwitchWorldEnv(view_size=view_size, **options) for _ in range(num_lives)]  # type: ignore[arg-type]
+    options |= {"view_size": view_size, "tell_oracle": tell_oracle}
+    environments = [SwitchWorldEnv(**options) for _ in range(num_lives)]  # type: ignore[arg-type]
     for environment in environments:
         PartialView(environment).install()
     return GymnasiumEnv(

@@ -3,45 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 
 import numpy as np
-from minigrid.core.constants import DIR_TO_VEC
 
 from lifelong.envs.measurement import Estimate
-from lifelong.envs.switch_world import PICK_UP, Cell, SwitchWorldEnv
-
-_LEFT, _RIGHT, _FORWARD = 0, 1, 2
-
-
-def shortest_way(environment: SwitchWorldEnv, targets: set[Cell]) -> list[int] | None:
-    """The actions that pick up the nearest of the balls at ``targets`` (breadth-first over cell and direction).
-
-    None: other balls block every way.
-    """
-    x, y = environment.agent_pos
-    start = (int(x), int(y), int(environment.agent_dir))
-    came: dict[tuple[int, int, int], tuple[tuple[int, int, int], int] | None] = {start: None}
-    queue = deque([start])
-    while queue:
-        state = queue.popleft()
-        x, y, direction = state
-        step = DIR_TO_VEC[direction]
-        ahead = (x + int(step[0]), y + int(step[1]))
-        if ahead in targets:
-            actions = [PICK_UP]
-            while (link := came[state]) is not None:
-                state, action = link
-                actions.append(action)
-            return actions[::-1]
-        neighbours = [((x, y, (direction - 1) % 4), _LEFT), ((x, y, (direction + 1) % 4), _RIGHT)]
-        if environment.grid.get(*ahead) is None:
-            neighbours.append(((*ahead, direction), _FORWARD))
-        for neighbour, action in neighbours:
-            if neighbour not in came:
-                came[neighbour] = (state, action)
-                queue.append(neighbour)
-    return None
+from lifelong.envs.switch_world import PICK_UP, SwitchWorldEnv
+from lifelong.envs.switch_world_ways import shortest_way
 
 
 class Player(ABC):

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
 from minigrid.minigrid_env import MiniGridEnv
 
-from lifelong.envs.life_wrapper import ScheduledWrapper, count_regimes
+from lifelong.envs.life_wrapper import PRIVILEGED, ScheduledWrapper, count_regimes
 from lifelong.envs.random_streams import Stream
 from lifelong.envs.schedules import Schedule
 
@@ -97,6 +97,14 @@ class ActionRemap(PermutationWrapper):
 
     def hidden(self) -> dict[str, Any]:
         return {**super().hidden(), "action_permutation": self.permutation.copy()}
+
+    def _tell(self, info: dict[str, Any]) -> dict[str, Any]:
+        told = super()._tell(info)
+        best = told[PRIVILEGED].get("oracle_action")
+        place = None if best is None else self._place.get(int(best))
+        if place is not None:  # the agent has to ask for what is carried out as the best action
+            told[PRIVILEGED]["oracle_action"] = self._actions[int(np.flatnonzero(self.permutation == place)[0])]
+        return told
 
 
 class ObservationPermute(PermutationWrapper):

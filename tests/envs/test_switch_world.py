@@ -13,16 +13,17 @@ from gymnasium.utils.env_checker import check_env
 from minigrid.core.world_object import Ball
 
 from lifelong.envs import BatchedEnv, make_env
-from lifelong.envs.switch_world import PICK_UP, SwitchWorldEnv
+from lifelong.envs.gymnasium_env import GymnasiumEnv
+from lifelong.envs.switch_world import ID, PICK_UP, SwitchWorldEnv
 from lifelong.envs.switch_world_players import (
     Eliminator,
     Oracle,
     UniformPicks,
     measure_player,
     measure_random,
-    shortest_way,
 )
 from lifelong.envs.switch_world_references import MEASURED
+from lifelong.envs.switch_world_ways import shortest_way
 
 
 def make(num_lives: int = 2, seed: int = 0, **options: Any) -> BatchedEnv:
@@ -224,3 +225,23 @@ def test_a_mistake_in_the_config_is_one_line_that_says_what_is_allowed(options: 
 def test_an_action_out_of_range_is_refused_by_the_plain_environment() -> None:
     with pytest.raises(ValueError, match=r"action 4 is out of range; allowed: 0 to 3"):
         room().step(4)
+
+
+def test_the_oracles_action_is_told_on_request_and_translated_by_a_remap() -> None:
+    plain = make_env({"name": "switch_world", "num_lives": 1, "seed": 0})
+    plain.reset()
+    assert "oracle_action" not in plain.step(torch.tensor([0])).privileged
+    env = make_env({"name": "switch_world", "num_lives": 4, "seed": 0, "hazard": 0.01, "tell_oracle": True})
+    assert isinstance(env, GymnasiumEnv)
+    env.reset()
+    assert sum(float(env.step(env.privileged["oracle_action"]).reward.mean()) for _ in range(200)) > 200 * 0.12
+    remap = {"name": "action_remap", "schedule": {"name": "markov", "regimes": 5, "hazard": 0.05}}
+    wrapped = make_env(
+        {
+            **{"name": "minigrid", "id": ID, "num_lives": 4, "seed": 0, "reset_memory": "life", "wrappers": [remap]},
+            "kwargs": {"tell_oracle": True},
+        }
+    )
+    assert isinstance(wrapped, GymnasiumEnv)
+    wrapped.reset()
+    assert sum(float(wrapped.step(wrapped.privileged["oracle_action"]).reward.mean()) for _ in range(200)) > 200 * 0.12
