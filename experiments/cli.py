@@ -13,6 +13,7 @@ _VERBS = {
     "train": ("train", "train", "train an agent: lifelong train [experiment=NAME] [key=value ...]"),
     "resume": ("train", "resume", "go on with a run: lifelong resume RUN [frames=N]"),
     "evaluate": ("evaluate", "evaluate", "run a trained agent: lifelong evaluate RUN [life_steps=N] [lives=B]"),
+    "report": ("report", "report", "tables and figures of the runs below a folder: lifelong report FOLDER"),
     "audit": ("audit", "audit", "does a task ask for memory? lifelong audit env=NAME"),
     "bench": ("bench", "bench", "measure this machine: lifelong bench [kernels|ppo]"),
     "list": ("listing", "list_names", "what there is: lifelong list [env|memory|algorithm|experiment]"),

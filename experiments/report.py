@@ -1,0 +1,136 @@
+"""``lifelong report FOLDER``: what the runs below a folder say, as a page, figures and numbers.
+
+    report.md  report.html  report.json  report.csv  figures/*.png
+
+The HTML is one file that opens from the disk without a network. The same runs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lifelong.experiments.errors import UserError, did_you_mean
+from lifelong.experiments.report_contents import Section, make_sections
+from lifelong.experiments.report_data import as_csv, as_json
+from lifelong.experiments.report_figures import life_pictures, make_looks, section_pictures
+from lifelong.experiments.report_life import LifeNumbers, life_numbers
+from lifelong.experiments.report_numbers import Numbers, across_numbers, section_numbers
+from lifelong.experiments.report_pages import Page, left_out_block, life_block, overview, section_block, switches_block
+from lifelong.experiments.report_runs import LeftOut, read_runs
+from lifelong.experiments.run_folder import write_atomically, write_json
+
+
+def report(arguments: list[str]) -> int:
+    """``lifelong report FOLDER [out=FOLDER/report]``.
+
+    Raises:
+        UserError: no such folder, no finished run in it, or the report cannot be written.
+    """
+    folder, out = _parse(arguments)
+    runs, left_out = read_runs(folder)
+    left_out += _missing(folder)
+    for each in left_out:
+        print(f"left out: {each.path}: {each.reason}")
+    if not runs:
+        raise UserError(f"{folder}: no finished run below it ({len(left_out)} left out)")
+    sections, twice = make_sections(runs)
+    for each in twice:
+        print(f"left out: {each.path}: {each.reason}")
+    page, data = _compose(folder, sections, [*left_out, *twice])
+    try:
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+        for figure in page.figures:
+            (out / figure.path).write_bytes(figure.picture.png)
+        write_json(out / "report.json", data)
+        write_atomically(out / "report.csv", as_csv(data))
+        write_atomically(out / "report.md", page.markdown())
+        write_atomically(out / "report.html", page.html())
+    except OSError as error:
+        raise UserError(f"out={out}: cannot write there: {error.strerror}") from error
+    for block in page.blocks:
+        if block.results is not None:
+            print(f"\n{block.title}: {block.results.title}")
+            _print_table(block.results.header, block.results.rows)
+        for line in block.claims:
+            print(f"  {line}")
+    print(f"\nwritten: {out}: report.html, report.md, report.json, report.csv, {len(page.figures)} figures")
+    return 0
+
+
+def _compose(folder: Path, sections: list[Section], left_out: list[LeftOut]) -> tuple[Page, dict[str, Any]]:
+    numbers = [section_numbers(section) for section in sections]
+    lives = [life_numbers(section) for section in sections]
+    across = across_numbers(sections)
+    look = make_looks(numbers)
+    runs = sum(len(runs) for section in sections for each in section.contenders for runs in each.by_rate.values())
+    blocks = [overview(runs, sections, left_out, _plan(folder))]
+    if across is not None:
+        blocks.append(section_block(across, None, section_pictures(across, look)))
+    for section, own, evaluations in zip(sections, numbers, lives, strict=True):
+        blocks.append(section_block(own, section, section_pictures(own, look)))
+        blocks += [life_block(own.title, each, life_pictures(each, look)) for each in evaluations]
+        if len(evaluations) > 1:
+            blocks.append(switches_block(own.title, evaluations))
+    if left_out:
+        blocks.append(left_out_block(left_out))
+    parts: list[tuple[Numbers, list[LifeNumbers]]] = list(zip(numbers, lives, strict=True))
+    data = as_json(parts if across is None else [(across, []), *parts], left_out)
+    return Page(f"Memory cores compared: {folder.resolve().name}", blocks), data
+
+
+def _parse(arguments: list[str]) -> tuple[Path, Path]:
+    if not arguments or "=" in arguments[0]:
+        raise UserError("report needs a folder with runs in it: lifelong report FOLDER [out=FOLDER/report]")
+    folder = Path(arguments[0])
+    if not folder.is_dir():
+        near = did_you_mean(folder.name, [path.name for path in folder.parent.glob("*") if path.is_dir()])
+        raise UserError(f"{folder}: no such folder{near}")
+    out = folder / "report"
+    for word in arguments[1:]:
+        key, _, value = word.partition("=")
+        if key != "out" or not value:
+            raise UserError(f"{word}: unknown; allowed: out=FOLDER{did_you_mean(key, ['out'])}")
+        out = Path(value)
+    return folder, out
+
+
+def _read_plan(folder: Path) -> dict[str, Any]:
+    """``compare.json``, where ``lifelong compare`` made the folder; nothing where it cannot be read."""
+    try:
+        plan = json.loads((folder / "compare.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return plan if isinstance(plan, dict) else {}
+
+
+def _plan(folder: Path) -> list[str]:
+    """How the cores were matched, in words."""
+    comparison = _read_plan(folder).get("comparison")
+    if not isinstance(comparison, dict) or comparison.get("match") in (None, "none"):
+        return []
+    budget = comparison.get("budget")
+    of = "that of the first core" if budget is None else f"{budget:,}"
+    return [f"The cores were matched by {str(comparison['match']).replace('_', ' ')}: {of}."]
+
+
+def _missing(folder: Path) -> list[LeftOut]:
+    """Runs that a comparison planned and that have no folder."""
+    plan = _read_plan(folder)
+    found = []
+    seeds = plan.get("comparison", {}).get("seeds", 0)
+    for cell in plan.get("cells", []):
+        rate = cell.get("learning_rate")
+        for seed in range(seeds if rate is not None else 0):
+            path = f"{cell['env']}/{cell['memory']}/lr{rate:g}/seed{seed}"
+            if not (folder / path).exists():
+                found.append(LeftOut(path, "planned, and not run yet"))
+    return found
+
+
+def _print_table(header: list[str], rows: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(["", row[0].ljust(len(first)), *rest]))
