@@ -1,4 +1,7 @@
-"""``lifelong list [env|memory|algorithm|experiment]``: what may stand behind these words."""
+"""``lifelong list [env|memory|algorithm|experiment]``: what may stand behind these words.
+
+``lifelong list memory --check`` measures the cores; see ``requirements_check``.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ from pathlib import Path
 
 from lifelong.experiments.config import GROUPS, config_folder, group_names
 from lifelong.experiments.errors import UserError, did_you_mean
+from lifelong.experiments.requirements_check import check
 
 
 def list_names(arguments: list[str]) -> int:
-    """Print each name with the first comment of its file."""
+    """Print each name with the first comment of its file; with ``--check``, measure."""
+    if "--check" in arguments:
+        words = [word for word in arguments if word not in ("--check", "memory")]
+        return check(words)
     for word in arguments:
         if word not in GROUPS:
             raise UserError(f"list {word}: unknown; allowed: {', '.join(GROUPS)}{did_you_mean(word, GROUPS)}")
