@@ -13,6 +13,9 @@ Discrete           int64 [], counted from 0                   Categorical(n)
 MultiDiscrete      int64, the space's shape, from 0           MultiCategorical(nvec)
 MultiBinary        int8, the space's shape                    Binary
 =================  =========================================  ====================================================
+
+A Box of three dimensions is an image [height, width, channels]. One that has 1, 3 or 4 channels first, and not last, is
+turned around: [channels, height, width] becomes [height, width, channels].
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ from lifelong.envs.base import Observation, UnsupportedSpace
 OBSERVATIONS_SERVED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those"
 ACTIONS_SERVED = "Discrete, MultiDiscrete, and Box of floats"
 
+_CHANNELS = (1, 3, 4)  # of an image: grey, colours, colours with transparency (or four frames)
+
 Path = tuple[str | int, ...]
 
 
@@ -48,6 +53,7 @@ class Entry:
         start: what is taken off, so that counting starts at 0; None for nothing.
         sizes: number of categories, broadcastable to ``shape``; None where the entry is no category.
         convert: applied to the environment's value first; None for nothing.
+        channels_first: the environment's value is an image [channels, height, width], ``shape`` says it the other way.
     """
 
     key: str
@@ -58,6 +64,7 @@ class Entry:
     start: np.ndarray | int | None = None
     sizes: np.ndarray | int | None = None
     convert: Callable[[Any], Any] | None = None
+    channels_first: bool = False
 
 
 class ObservationLayout:
@@ -85,6 +92,8 @@ class ObservationLayout:
                 value = value[part]
             if entry.convert is not None:
                 value = entry.convert(value)
+            if entry.channels_first:
+                value = np.moveaxis(value, 0, -1)
             if np.shape(value) != entry.shape:
                 found, wanted = list(np.shape(value)), list(entry.shape)
                 raise ValueError(f"observation {entry.key!r} has shape {found}, where its space says {wanted}")
@@ -96,6 +105,8 @@ class ObservationLayout:
             value = observation
             for part in entry.path:
                 value = value[part]
+            if entry.channels_first:
+                value = np.moveaxis(value, 1, -1)
             if np.shape(value) != array.shape:
                 found, wanted = list(np.shape(value)), list(array.shape)
                 raise ValueError(f"observation {entry.key!r} has shape {found}, where its space says {wanted}")
@@ -167,7 +178,10 @@ def _entry(path: Path, space: spaces.Space[Any], owner: str) -> Entry:
     key = "/".join(str(part).replace(".", "/") for part in path) or "observation"  # a module's name holds no dot
     if isinstance(space, spaces.Box):
         dtype = np.dtype(np.uint8 if space.dtype == np.uint8 else np.float32)
-        return Entry(key, path, tuple(space.shape), dtype, _box_spec(space, dtype))
+        low, high, first = space.low.astype(dtype), space.high.astype(dtype), _channels_first(space.shape)
+        if first:
+            low, high = np.moveaxis(low, 0, -1), np.moveaxis(high, 0, -1)
+        return Entry(key, path, tuple(low.shape), dtype, _box_spec(low, high), channels_first=first)
     if isinstance(space, spaces.Discrete):
         start = int(space.start) or None
         return Entry(key, path, (), np.dtype(np.int64), Categorical(int(space.n)), start, int(space.n))
@@ -186,12 +200,16 @@ def _start(space: spaces.MultiDiscrete) -> np.ndarray | None:
     return start if start.any() else None
 
 
-def _box_spec(space: spaces.Box, dtype: np.dtype[Any]) -> TensorSpec:
-    torch_dtype = torch.uint8 if dtype == np.uint8 else torch.float32
-    low, high = space.low.astype(dtype), space.high.astype(dtype)
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and shape[0] in _CHANNELS and shape[2] not in _CHANNELS
+
+
+def _box_spec(low: np.ndarray, high: np.ndarray) -> TensorSpec:
+    dtype = torch.uint8 if low.dtype == np.uint8 else torch.float32
     if np.isfinite(low).all() and np.isfinite(high).all():
-        return Bounded(torch.from_numpy(low), torch.from_numpy(high), torch.Size(space.shape), dtype=torch_dtype)
-    return Unbounded(torch.Size(space.shape), dtype=torch_dtype)
+        bounds = torch.from_numpy(low.copy()), torch.from_numpy(high.copy())
+        return Bounded(*bounds, torch.Size(low.shape), dtype=dtype)
+    return Unbounded(torch.Size(low.shape), dtype=dtype)
 
 
 def _describe(space: spaces.Space[Any]) -> str:

@@ -59,6 +59,30 @@ def test_nested_spaces_become_flat_entries_with_their_values_types_and_specs() -
     assert layout.spec["pair/0"].nvec.tolist() == [3, 2]
 
 
+@pytest.mark.parametrize(
+    ("shape", "turned"),
+    [
+        ((3, 20, 30), True),
+        ((1, 84, 84), True),
+        ((4, 5, 2), True),
+        ((20, 30, 3), False),
+        ((3, 30, 3), False),
+        ((2, 84, 84), False),
+    ],
+)
+def test_an_image_with_its_channels_first_is_turned_around(shape: tuple[int, ...], turned: bool) -> None:
+    space = spaces.Box(0, np.arange(1, 1 + np.prod(shape)).reshape(shape) % 255, shape, np.uint8, seed=0)
+    samples = [space.sample() for _ in range(3)]
+    layout, seen = observe(space, samples)
+    expected = np.stack([sample.transpose(1, 2, 0) if turned else sample for sample in samples])
+    np.testing.assert_array_equal(seen["observation"].numpy(), expected)
+    assert layout.spec["observation"].shape == expected.shape[1:]
+    assert layout.spec.expand(3).is_in(TensorDict(seen, [3]))
+    at_once = layout.allocate(3)
+    layout.write_batch(at_once, np.stack(samples))
+    np.testing.assert_array_equal(at_once[0], expected)
+
+
 def test_a_batch_written_at_once_equals_one_written_row_by_row() -> None:
     samples = [EVERYTHING.sample() for _ in range(4)]
     layout, rows = observe(EVERYTHING, samples)
