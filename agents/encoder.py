@@ -50,7 +50,8 @@ class ObservationEncoder(nn.Module):
 
     def forward(self, observation: Observation) -> Tensor:
         parts = [reader(observation[key]) for key, reader in zip(self.keys, self.readers, strict=True)]
-        hidden = silu(self.first(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
+        features = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        hidden = silu(self.first(features.to(self.first.weight.dtype)))
         for layer in self.rest:
             hidden = silu(layer(hidden))
         return self.norm(hidden)
@@ -150,7 +151,7 @@ class _Convolution(_Reader):
     def forward(self, value: Tensor) -> Tensor:
         batch = value.shape[:-3]
         image = self.planes(value) if self.planes is not None else value.float() * self.scale
-        image = image.reshape(-1, *image.shape[-3:]).movedim(-1, 1)
+        image = image.reshape(-1, *image.shape[-3:]).movedim(-1, 1).to(next(self.layers.parameters()).dtype)
         return self.layers(image).reshape(*batch, self.size)
 
 

@@ -1,18 +1,28 @@
-"""Evaluation: slow weights frozen, fast weights live, one unbroken stretch of steps in a batch of lives, in constant
-memory.
+"""Evaluation: one unbroken life in a batch of lives, in constant memory, fast weights live; and what changes if the one
+or the other learner is held still.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
 import torch
+from tensordict import TensorDict
 
 from lifelong.agents.actor_critic import ActorCritic
 from lifelong.agents.health import memory_health, refuse_broken_memory
+from lifelong.agents.life_curves import LifeCurves
 from lifelong.agents.rollout import Environment, Lives
+from lifelong.agents.trainer import Trainer
+
+STATE_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 
 
 @dataclass(frozen=True)
@@ -27,33 +37,161 @@ class Span:
     memory: dict[str, float]  # memory/...: see lifelong.agents.health
 
 
+@dataclass(frozen=True)
+class Ablation:
+    """What is done to the lives besides living them.
+
+    freeze_memory_at: life step from which on the memory is read but not written; None: never.
+    reset_memory_every: the memory is dropped every so many steps, the world goes on; None: never.
+    state_dtype: what the state is rounded to between steps; ``"float64"``: everything is computed in it.
+    """
+
+    freeze_memory_at: int | None = None
+    reset_memory_every: int | None = None
+    state_dtype: str = "float32"
+
+
+class Evaluation:
+    """Lives whose agent's slow weights stay as they are.
+
+        evaluation = Evaluation(env, agent, seed=0)
+        for stop in (1_000, 10_000):
+            span = evaluation.run_to(stop)
+
+    Nothing is kept but sums, so a life may be as long as one likes. ``state_dict`` is everything that the rest of the
+    life depends on, except the environment's own state.
+
+    Args:
+        env: whose lives these are; fresh, or as it was when the state was taken.
+        agent: the network; with ``state_dtype="float64"`` in that precision.
+        seed: of the actions.
+        greedy: the most likely action in place of a drawn one.
+        level: see ``LifeCurves``.
+        ablation: what is done to the lives.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        agent: ActorCritic,
+        seed: int = 0,
+        greedy: bool = False,
+        level: tuple[float, float] = (0.0, 1.0),
+        ablation: Ablation = Ablation(),
+    ) -> None:
+        device = agent.token.weight.device
+        self.agent, self.greedy, self.ablation = agent, greedy, ablation
+        self.lives = Lives(env, agent, torch.Generator(device).manual_seed(seed))
+        self.lives.curves = self.curves = LifeCurves(env.num_lives, level)
+        self.step = 0
+
+    def run_to(self, stop: int) -> Span:
+        """Live up to life step ``stop``.
+
+        Raises:
+            NonFinite: the memory, a reward or the policy's output is not finite.
+        """
+        lives, start = self.lives, self.step
+        if start == 0:
+            lives.start()
+            lives.situation = getattr(lives.env, "privileged", {})
+        statistics = lives.statistics
+        statistics.begin_span()
+        with torch.no_grad():
+            previous = self.agent.embed_previous(lives.last)
+        while self.step < stop:
+            self._before_step()
+            kept = lives.state
+            _, _, previous = lives.act(previous, self.greedy)
+            self._after_step(kept)
+            self.step += 1
+        refuse_broken_memory(self.agent.core, lives.state, statistics.life_step)
+        lives.remember(previous)
+        episodes = statistics.span_episodes
+        mean_return = statistics.span_return_sum / episodes if episodes else None
+        return Span(start, stop, statistics.span_reward_rate(), episodes, mean_return, memory_health(lives))
+
+    def _before_step(self) -> None:
+        every = self.ablation.reset_memory_every
+        if every is not None and self.step and self.step % every == 0:
+            self.lives.reset = torch.ones_like(self.lives.reset)
+
+    def _after_step(self, kept: TensorDict) -> None:
+        freeze = self.ablation.freeze_memory_at
+        if freeze is not None and self.step >= freeze:
+            self.lives.state = kept
+        dtype = STATE_DTYPES[self.ablation.state_dtype]
+        if dtype in (torch.float16, torch.bfloat16):
+            self.lives.state = self.lives.state.apply(
+                lambda leaf: leaf.to(dtype).to(leaf.dtype) if leaf.is_floating_point() else leaf
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Taken between spans."""
+        return {"lives": self.lives.state_dict(), "curves": self.curves.state_dict(), "step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.lives.load_state_dict(state["lives"])
+        self.curves.load_state_dict(state["curves"])
+        self.step = state["step"]
+
+    def environment_loaded(self) -> None:
+        """To be called after ``load_state_dict`` of this and of the environment: asks it where the lives are."""
+        self.lives.situation = getattr(self.lives.env, "privileged", self.lives.situation)
+
+
+class LearningLife:
+    """Lives along which training goes on, segment by segment: what the slow weights add to the fast ones.
+
+    Args:
+        trainer: with the weights, the optimiser's state and the frames to begin with.
+        level: see ``LifeCurves``.
+    """
+
+    def __init__(self, trainer: Trainer, level: tuple[float, float] = (0.0, 1.0)) -> None:
+        self.trainer = trainer
+        trainer.lives.curves = self.curves = LifeCurves(trainer.lives.env.num_lives, level)
+        self.step = 0
+
+    def run_to(self, stop: int) -> Span:
+        """Live up to the end of the segment in which life step ``stop`` lies.
+
+        Raises:
+            NonFinite: see ``Trainer.update``.
+        """
+        lives, start = self.trainer.lives, self.step
+        if start == 0:
+            lives.start()
+            self.environment_loaded()
+        reward, returns, episodes = 0.0, 0.0, 0
+        while self.step < stop:
+            self.trainer.update()  # of which each is a span of the statistics
+            reward += float(lives.statistics.span_reward)
+            returns += lives.statistics.span_return_sum
+            episodes += lives.statistics.span_episodes
+            self.step += self.trainer.config.segment
+        rate = reward / ((self.step - start) * lives.env.num_lives)
+        mean_return = returns / episodes if episodes else None
+        return Span(start, self.step, rate, episodes, mean_return, memory_health(lives))
+
+    def environment_loaded(self) -> None:
+        """To be called after ``load_state_dict`` of this and of the environment: asks it where the lives are."""
+        self.trainer.lives.situation = getattr(self.trainer.lives.env, "privileged", self.trainer.lives.situation)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Taken between spans."""
+        return {"trainer": self.trainer.state_dict(), "curves": self.curves.state_dict(), "step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.trainer.load_state_dict(state["trainer"])
+        self.curves.load_state_dict(state["curves"])
+        self.step = state["step"]
+
+
 def evaluate_lives(
     env: Environment, agent: ActorCritic, steps: int, spans: int = 10, seed: int = 0, greedy: bool = False
 ) -> Iterator[Span]:
-    """Run every life of ``env`` for ``steps`` steps and yield ``spans`` equal parts as they end.
-
-    The weights are not changed. Nothing is kept but the sums of the present span, so a life may be as long as one
-    likes.
-    """
-    device = agent.token.weight.device
-    lives = Lives(env, agent, torch.Generator(device).manual_seed(seed))
-    lives.start()
-    with torch.no_grad():
-        previous = agent.embed_previous(lives.last)
-    edges = [steps * index // spans for index in range(spans + 1)]
-    for start, stop in pairwise(edges):
-        statistics = lives.statistics
-        statistics.begin_span()
-        for _ in range(start, stop):
-            _, _, previous = lives.act(previous, greedy)
-        refuse_broken_memory(agent.core, lives.state, statistics.life_step)
-        lives.remember(previous)
-        episodes = statistics.span_episodes
-        yield Span(
-            start,
-            stop,
-            statistics.span_reward_rate(),
-            episodes,
-            statistics.span_return_sum / episodes if episodes else None,
-            memory_health(lives),
-        )
+    """Run every life of ``env`` for ``steps`` steps and yield ``spans`` equal parts as they end."""
+    evaluation = Evaluation(env, agent, seed, greedy)
+    for index in range(1, spans + 1):
+        yield evaluation.run_to(steps * index // spans)

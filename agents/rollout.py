@@ -19,6 +19,7 @@ from lifelong.agents.actor_critic import ActorCritic, PolicyStep, Previous
 from lifelong.agents.encoder import Observation
 from lifelong.agents.faults import NonFinite
 from lifelong.agents.health import refuse_broken_memory
+from lifelong.agents.life_curves import LifeCurves
 from lifelong.agents.statistics import LifeStatistics
 
 
@@ -78,8 +79,9 @@ class Lives:
         self.state = agent.core.initial_state(env.num_lives, device=device).detach()  # a reset state may be learned
         self.last = agent.initial_previous(env.num_lives)
         self.reset = torch.ones(env.num_lives, dtype=torch.bool, device=device)
-        # Steps since the hidden rule changed, [B], at the observation that is acted on next; None where nobody says.
-        self.rule_age: Tensor | None = None
+        # What the environment says of the situation that is acted in next; never for the policy.
+        self.situation: Mapping[str, Tensor] = {}
+        self.curves: LifeCurves | None = None  # fed with every step, where somebody wants them
         self.observation: Observation | None = (
             None  # the environment starts on first use: loading a state must not reset it
         )
@@ -108,11 +110,14 @@ class Lives:
             index = int(step.reward.isfinite().logical_not().nonzero()[0])
             life_step = int(self.statistics.life_step[index])
             raise NonFinite(f"the reward of life {index} at its step {life_step} is {float(step.reward[index])}")
-        self.statistics.add(step.reward, step.terminated | step.truncated, step.soft_reset, self.rule_age)
-        self.rule_age = step.privileged.get("steps_since_change")
+        life_end = step.terminated | step.truncated
+        if self.curves is not None:
+            self.curves.add(self.situation, policy.action, step.reward, life_end, self.statistics.life_step)
+        self.statistics.add(step.reward, life_end, step.soft_reset, self.situation.get("steps_since_change"))
+        self.situation = step.privileged
         self.state = policy.state
         self.observation = step.observation
-        self.reset = step.terminated | step.truncated
+        self.reset = life_end
         self._observed = observation
         return policy, step, Previous(policy.embedding, policy.action, step.reward, step.soft_reset)
 
@@ -163,7 +168,7 @@ class Lives:
         return {
             "memory": self.memory().to_dict(),
             "reset": self.reset,
-            "rule_age": self.rule_age,
+            "rule_age": self.situation.get("steps_since_change"),
             "observation": self.observation,
             "generator": self.generator.get_state(),
             "statistics": self.statistics.state_dict(),
@@ -174,7 +179,8 @@ class Lives:
         memory = TensorDict.from_dict(state["memory"], batch_size=size)
         self.state, self.last = memory["core"], memory["previous"]
         self.state.batch_size = self.last.batch_size = self.last["observation"].batch_size = torch.Size(size)
-        self.reset, self.observation, self.rule_age = state["reset"], state["observation"], state["rule_age"]
+        self.reset, self.observation = state["reset"], state["observation"]
+        self.situation = {} if state["rule_age"] is None else {"steps_since_change": state["rule_age"]}
         self.generator.set_state(state["generator"])
         self.statistics.load_state_dict(state["statistics"])
 
