@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -167,5 +168,11 @@ class GymnasiumVectorEnv(BatchedEnv):
             raise self._fault(fault.row, fault) from fault
 
     def _fault(self, index: int | None, reason: object) -> EnvironmentFault:
+        base = self._vector_env.unwrapped
+        if isinstance(base, AsyncVectorEnv) and isinstance(reason, OSError | EOFError):
+            sentinels = [worker.sentinel for worker in base.processes]
+            gone = wait(sentinels, timeout=5.0)  # a pipe closes a little before its process has ended
+            if gone:
+                index, reason = min(map(sentinels.index, gone)), "its process is gone"
         life_step = 0 if index is None else int(self._life_step[index])
         return environment_fault(self.name, index, life_step, self._total_steps, reason)

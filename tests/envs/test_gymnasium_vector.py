@@ -1,6 +1,7 @@
 """What ``from_vector_env`` promises: it equals the loop of our own, and no filler row gets through."""
 
 import io
+import os
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
 from lifelong.envs import BatchedEnv, EnvironmentFault, Step, from_vector_env, make_env
@@ -157,6 +158,36 @@ def test_a_fault_names_the_life_and_the_step() -> None:
         EnvironmentFault, match=r"environment 1 \(.*\) failed in step 2 of its life \(step 5 .*'count' is nan"
     ):
         env.step(plan[4])
+
+
+class Dies(gymnasium.Env):
+    """Takes its process with it in the third step."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
+
+    def __init__(self, at: int | None) -> None:
+        self.left = at
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.left = None if self.left is None else self.left - 1
+        if self.left == 0:
+            os._exit(1)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def test_a_worker_that_dies_is_named_with_its_index_and_nothing_hangs() -> None:
+    makers = [partial(Dies, at) for at in (None, 3, None)]
+    vector_env = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    env = from_vector_env(vector_env, seed=0)
+    env.reset()
+    env.step(torch.zeros(3, dtype=torch.int64))
+    env.step(torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(EnvironmentFault, match=r"environment 1 .*failed in step 3 of its life.*: its process is gone"):
+        env.step(torch.zeros(3, dtype=torch.int64))
+    vector_env.close(terminate=True)
 
 
 def test_an_exception_inside_names_the_step() -> None:
