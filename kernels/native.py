@@ -28,6 +28,7 @@ from lifelong.kernels.native_library import (
     view,
 )
 from lifelong.kernels.types import FastWeightCall, FastWeightOutput, MomentumState, State
+from lifelong.kernels.validation import converted
 
 _ERROR_FUNCTIONS = {"squared": 0, "huber": 1, "power": 2}
 
@@ -96,7 +97,7 @@ def attention(call: FastWeightCall) -> FastWeightOutput:
     inputs = operator_inputs(call.in_state_dtype())
     run = _FastWeights.apply if _records() else torch.ops.lifelong_native.forward
     output, final, final_running, surprise, _ = run(*inputs)
-    return FastWeightOutput(output.to(call.value.dtype), _state(call, final, final_running), surprise)
+    return FastWeightOutput(converted(output, call.value.dtype), _state(call, final, final_running), surprise)
 
 
 def step(call: FastWeightCall) -> FastWeightOutput:
@@ -108,10 +109,10 @@ def step(call: FastWeightCall) -> FastWeightOutput:
         plain = type(call.initial_weights) is Tensor and not torch.compiler.is_compiling()
         output, surprise = (_step_ if plain else torch.ops.lifelong_native.step_)(*inputs)
         state = _state(call, call.initial_weights, call.initial_momentum)
-        return FastWeightOutput(output.to(dtype), state, surprise)
+        return FastWeightOutput(converted(output, dtype), state, surprise)
     if not _records():
         output, final, final_running, surprise = torch.ops.lifelong_native.step(*inputs)
-        return FastWeightOutput(output.to(dtype), _state(call, final, final_running), surprise)
+        return FastWeightOutput(converted(output, dtype), _state(call, final, final_running), surprise)
     count = len(_TENSORS)
     tensors = (
         tensor.unsqueeze(1) if name in _OVER_TIME and tensor is not None else tensor
@@ -119,7 +120,7 @@ def step(call: FastWeightCall) -> FastWeightOutput:
     )
     output, final, final_running, surprise, _ = _FastWeights.apply(*tensors, *inputs[count:])
     state = _state(call, final, final_running)
-    return FastWeightOutput(output.squeeze(1).to(dtype), state, surprise.squeeze(1))
+    return FastWeightOutput(converted(output.squeeze(1), dtype), state, surprise.squeeze(1))
 
 
 def operator_inputs(call: FastWeightCall) -> tuple[Any, ...]:

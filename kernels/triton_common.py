@@ -150,3 +150,39 @@ def _as_bytes(flags: Tensor | None) -> Tensor | None:
 def erase_switch(erase_heads, head, ERASE: tl.constexpr):
     """1.0 if the head erases before it writes, else 0.0."""
     return tl.load(erase_heads + head).to(tl.float32) if ERASE == 2 else ERASE * 1.0
+
+
+@triton.jit
+def program_place(HEADS: tl.constexpr, VALUE_BLOCKS: tl.constexpr):
+    """Which rows of which state are this program's: value_block, life_head, life, head, in 64 bits."""
+    program = tl.program_id(0).to(tl.int64)
+    life_head = program // VALUE_BLOCKS
+    return program % VALUE_BLOCKS, life_head, life_head // HEADS, life_head % HEADS
+
+
+@triton.jit
+def load_row(tensor, row, o_width, m_width, WIDTH: tl.constexpr):
+    """A block of the row `row` of `[rows, WIDTH]` in float32, zero outside."""
+    return tl.load(tensor + row * WIDTH + o_width, mask=m_width, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_written(errors, value, offsets, mask, switch, ERASE: tl.constexpr):
+    """The errors that were written: the prediction errors where the head erases, else the values."""
+    b_written = tl.load(errors + offsets, mask=mask, other=0.0)
+    if ERASE != 1:
+        b_value = tl.load(value + offsets, mask=mask, other=0.0).to(tl.float32)
+        b_written = b_value - switch * (b_value - b_written)
+    return b_written
+
+
+@triton.jit
+def after_reset(b_state, reset, token, start, o_start, o_tile, m_state):
+    """The state, or what a reset before the step `token` leaves: the block `o_tile` of `start + o_start`, or zero."""
+    if reset is not None:
+        if start is not None:
+            if tl.load(reset + token) != 0:
+                b_state = tl.load(start + o_start + o_tile, mask=m_state, other=0.0)
+        else:
+            b_state = tl.where(tl.load(reset + token) != 0, 0.0, b_state)
+    return b_state

@@ -19,7 +19,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lifelong.kernels.triton_common import ERASE_ON, Gradients, Inputs, Result, Tiling, erase_switch, sum_parts, tile
+from lifelong.kernels.triton_common import (
+    ERASE_ON,
+    Gradients,
+    Inputs,
+    Result,
+    Tiling,
+    after_reset,
+    erase_switch,
+    load_row,
+    load_written,
+    program_place,
+    sum_parts,
+    tile,
+)
 
 
 def tiling(inputs: Inputs) -> Tiling:
@@ -120,11 +133,7 @@ def forward_kernel(
     ERROR_BEFORE_DECAY: tl.constexpr,
 ):
     """S^- = exp(g) S;  e = v - S^- k_e;  S = S^- + b e k^T;  o = S q."""
-    program = tl.program_id(0).to(tl.int64)
-    value_block = program % VALUE_BLOCKS
-    life_head = program // VALUE_BLOCKS
-    life = life_head // HEADS
-    head = life_head % HEADS
+    value_block, life_head, life, head = program_place(HEADS, VALUE_BLOCKS)
 
     o_key = tl.arange(0, BLOCK_KEY)
     o_value = value_block * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
@@ -132,6 +141,7 @@ def forward_kernel(
     m_value = o_value < VALUE_WIDTH
     m_state = m_value[:, None] & m_key[None, :]
     o_tile = o_value[:, None] * KEY_WIDTH + o_key[None, :]
+    o_start = life * start_stride + head * VALUE_WIDTH * KEY_WIDTH
     o_state = life_head * VALUE_WIDTH * KEY_WIDTH + o_tile
 
     switch = erase_switch(erase_heads, head, ERASE)
@@ -139,21 +149,15 @@ def forward_kernel(
     token = life * steps
     row = token * HEADS + head
     for _ in range(steps):
-        b_key = tl.load(key + row * KEY_WIDTH + o_key, mask=m_key, other=0.0).to(tl.float32)
-        b_query = tl.load(query + row * KEY_WIDTH + o_key, mask=m_key, other=0.0).to(tl.float32)
-        b_value = tl.load(value + row * VALUE_WIDTH + o_value, mask=m_value, other=0.0).to(tl.float32)
+        b_key = load_row(key, row, o_key, m_key, KEY_WIDTH)
+        b_query = load_row(query, row, o_key, m_key, KEY_WIDTH)
+        b_value = load_row(value, row, o_value, m_value, VALUE_WIDTH)
         b_erase_key = b_key
         if erase_key is not None:
-            b_erase_key = tl.load(erase_key + row * KEY_WIDTH + o_key, mask=m_key, other=0.0).to(tl.float32)
+            b_erase_key = load_row(erase_key, row, o_key, m_key, KEY_WIDTH)
         rate = tl.load(write_rate + row)
 
-        if reset is not None:
-            if start is not None:
-                if tl.load(reset + token) != 0:
-                    o_start = life * start_stride + head * VALUE_WIDTH * KEY_WIDTH + o_tile
-                    b_state = tl.load(start + o_start, mask=m_state, other=0.0)
-            else:
-                b_state = tl.where(tl.load(reset + token) != 0, 0.0, b_state)
+        b_state = after_reset(b_state, reset, token, start, o_start, o_tile, m_state)
         if ERROR_BEFORE_DECAY:
             b_known = tl.sum(b_state * b_erase_key[None, :], 1)
         if log_decay is not None:
@@ -214,11 +218,7 @@ def backward_kernel(
 
     `d_known` receives x, with its sign turned the gradient of S^- k_e. `decay_sum` is <S, dS>.
     """
-    program = tl.program_id(0).to(tl.int64)
-    value_block = program % VALUE_BLOCKS
-    life_head = program // VALUE_BLOCKS
-    life = life_head // HEADS
-    head = life_head % HEADS
+    value_block, life_head, life, head = program_place(HEADS, VALUE_BLOCKS)
 
     o_key = tl.arange(0, BLOCK_KEY)
     o_value = value_block * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
@@ -241,18 +241,18 @@ def backward_kernel(
     token = (life + 1) * steps - 1
     row = token * HEADS + head
     for _ in range(steps):
-        b_key = tl.load(key + row * KEY_WIDTH + o_key, mask=m_key, other=0.0).to(tl.float32)
-        b_value = tl.load(value + row * VALUE_WIDTH + o_value, mask=m_value, other=0.0).to(tl.float32)
-        b_error = tl.load(errors + row * VALUE_WIDTH + o_value, mask=m_value, other=0.0)
+        b_key = load_row(key, row, o_key, m_key, KEY_WIDTH)
+        b_value = load_row(value, row, o_value, m_value, VALUE_WIDTH)
+        b_error = load_row(errors, row, o_value, m_value, VALUE_WIDTH)
         b_erase_key = b_key
         if erase_key is not None:
-            b_erase_key = tl.load(erase_key + row * KEY_WIDTH + o_key, mask=m_key, other=0.0).to(tl.float32)
+            b_erase_key = load_row(erase_key, row, o_key, m_key, KEY_WIDTH)
         rate = tl.load(write_rate + row)
         b_known = b_value - b_error
         b_written = b_value - switch * b_known
 
-        b_query = tl.load(query + row * KEY_WIDTH + o_key, mask=m_key, other=0.0).to(tl.float32)
-        b_d_output = tl.load(d_output + row * VALUE_WIDTH + o_value, mask=m_value, other=0.0)
+        b_query = load_row(query, row, o_key, m_key, KEY_WIDTH)
+        b_d_output = load_row(d_output, row, o_value, m_value, VALUE_WIDTH)
         b_d_state += b_d_output[:, None] * b_query[None, :]
         b_d_update = tl.sum(b_d_state * b_key[None, :], 1)
         b_d_key = rate * tl.sum(b_d_state * b_written[:, None], 0)
@@ -268,7 +268,7 @@ def backward_kernel(
         if not ERROR_BEFORE_DECAY:
             b_d_state -= b_d_known[:, None] * b_erase_key[None, :]
         if log_decay is not None:
-            b_output = tl.load(output + row * VALUE_WIDTH + o_value, mask=m_value, other=0.0)
+            b_output = load_row(output, row, o_value, m_value, VALUE_WIDTH)
             decay_sum += tl.sum(b_d_output * b_output, 0) - rate * d_rate
             if not ERROR_BEFORE_DECAY:
                 decay_sum -= tl.sum(b_d_known * b_known, 0)
@@ -327,11 +327,7 @@ def backward_reads_kernel(
     ADD_TO_ERASE_KEY: tl.constexpr,
 ):
     """Forward in time with the state: dk_e = -(S^-)^T x and dq = S^T do. ADD_TO_ERASE_KEY: dk_e lands on top of dk."""
-    program = tl.program_id(0).to(tl.int64)
-    value_block = program % VALUE_BLOCKS
-    life_head = program // VALUE_BLOCKS
-    life = life_head // HEADS
-    head = life_head % HEADS
+    value_block, life_head, life, head = program_place(HEADS, VALUE_BLOCKS)
 
     o_key = tl.arange(0, BLOCK_KEY)
     o_value = value_block * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
@@ -339,27 +335,19 @@ def backward_reads_kernel(
     m_value = o_value < VALUE_WIDTH
     m_state = m_value[:, None] & m_key[None, :]
     o_tile = o_value[:, None] * KEY_WIDTH + o_key[None, :]
+    o_start = life * start_stride + head * VALUE_WIDTH * KEY_WIDTH
 
     switch = erase_switch(erase_heads, head, ERASE)
     b_state = tl.load(initial + life_head * VALUE_WIDTH * KEY_WIDTH + o_tile, mask=m_state, other=0.0)
     token = life * steps
     row = token * HEADS + head
     for _ in range(steps):
-        b_key = tl.load(key + row * KEY_WIDTH + o_key, mask=m_key, other=0.0).to(tl.float32)
-        b_written = tl.load(errors + row * VALUE_WIDTH + o_value, mask=m_value, other=0.0)
-        if ERASE != 1:
-            b_value = tl.load(value + row * VALUE_WIDTH + o_value, mask=m_value, other=0.0).to(tl.float32)
-            b_written = b_value - switch * (b_value - b_written)
-        b_d_known = tl.load(d_known + row * VALUE_WIDTH + o_value, mask=m_value, other=0.0)
+        b_key = load_row(key, row, o_key, m_key, KEY_WIDTH)
+        b_written = load_written(errors, value, row * VALUE_WIDTH + o_value, m_value, switch, ERASE)
+        b_d_known = load_row(d_known, row, o_value, m_value, VALUE_WIDTH)
         rate = tl.load(write_rate + row)
 
-        if reset is not None:
-            if start is not None:
-                if tl.load(reset + token) != 0:
-                    o_start = life * start_stride + head * VALUE_WIDTH * KEY_WIDTH + o_tile
-                    b_state = tl.load(start + o_start, mask=m_state, other=0.0)
-            else:
-                b_state = tl.where(tl.load(reset + token) != 0, 0.0, b_state)
+        b_state = after_reset(b_state, reset, token, start, o_start, o_tile, m_state)
         if ERROR_BEFORE_DECAY:
             b_d_erase_key = -tl.sum(b_state * b_d_known[:, None], 0)
         if log_decay is not None:
@@ -372,7 +360,7 @@ def backward_reads_kernel(
         if ADD_TO_ERASE_KEY:
             b_d_erase_key += tl.load(d_erase_key + o_part, mask=m_key, other=0.0)
         tl.store(d_erase_key + o_part, b_d_erase_key, mask=m_key)
-        b_d_output = tl.load(d_output + row * VALUE_WIDTH + o_value, mask=m_value, other=0.0)
+        b_d_output = load_row(d_output, row, o_value, m_value, VALUE_WIDTH)
         tl.store(d_query + o_part, tl.sum(b_state * b_d_output[:, None], 0), mask=m_key)
         token += 1
         row += HEADS

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lifelong.kernels.triton_common import Inputs, Tiling, erase_switch, tile
+from lifelong.kernels.triton_common import Inputs, Tiling, after_reset, erase_switch, load_row, tile
 
 
 def tiling(inputs: Inputs) -> Tiling:
@@ -69,23 +69,18 @@ def step_kernel(
     m_value = o_value < VALUE_WIDTH
     m_state = m_value[:, None] & m_key[None, :]
     o_tile = o_value[:, None] * KEY_WIDTH + o_key[None, :]
+    o_start = life * start_stride + head * VALUE_WIDTH * KEY_WIDTH
     o_state = row * VALUE_WIDTH * KEY_WIDTH + o_tile
 
     b_state = tl.load(state + o_state, mask=m_state, other=0.0)
-    b_key = tl.load(key + row * KEY_WIDTH + o_key, mask=m_key, other=0.0).to(tl.float32)
-    b_query = tl.load(query + row * KEY_WIDTH + o_key, mask=m_key, other=0.0).to(tl.float32)
-    b_value = tl.load(value + row * VALUE_WIDTH + o_value, mask=m_value, other=0.0).to(tl.float32)
+    b_key = load_row(key, row, o_key, m_key, KEY_WIDTH)
+    b_query = load_row(query, row, o_key, m_key, KEY_WIDTH)
+    b_value = load_row(value, row, o_value, m_value, VALUE_WIDTH)
     b_erase_key = b_key
     if erase_key is not None:
-        b_erase_key = tl.load(erase_key + row * KEY_WIDTH + o_key, mask=m_key, other=0.0).to(tl.float32)
+        b_erase_key = load_row(erase_key, row, o_key, m_key, KEY_WIDTH)
 
-    if reset is not None:
-        if start is not None:
-            if tl.load(reset + life) != 0:
-                o_start = life * start_stride + head * VALUE_WIDTH * KEY_WIDTH + o_tile
-                b_state = tl.load(start + o_start, mask=m_state, other=0.0)
-        else:
-            b_state = tl.where(tl.load(reset + life) != 0, 0.0, b_state)
+    b_state = after_reset(b_state, reset, life, start, o_start, o_tile, m_state)
     if ERROR_BEFORE_DECAY:
         b_known = tl.sum(b_state * b_erase_key[None, :], 1)
     if log_decay is not None:

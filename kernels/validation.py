@@ -56,15 +56,15 @@ def build_call(
     if log_decay is not None:
         per_channel = isinstance(log_decay, Tensor) and log_decay.dim() == len(shape)
         _check("log_decay", log_decay, shape if per_channel else rows, dtype, device)
-        log_decay = _converted(log_decay, dtype)
+        log_decay = converted(log_decay, dtype)
     if momentum is not None:
         _check("momentum", momentum, rows, dtype, device)
-        momentum = _converted(momentum, dtype)
+        momentum = converted(momentum, dtype)
     if reset is not None:
         _check_reset(reset, rows[:-1], device)
     if reset_state is not None:
         _check("reset_state", reset_state, state_shape[1:], dtype, device)
-        reset_state = _converted(reset_state, dtype)
+        reset_state = converted(reset_state, dtype)
     if not (error_before_decay is None or isinstance(error_before_decay, bool)):
         raise ValueError(f"error_before_decay must be True, False or None, got {error_before_decay!r}")
     if not isinstance(error_function, ErrorFunction):
@@ -80,7 +80,7 @@ def build_call(
         query=query,
         key=key,
         value=value,
-        write_rate=_converted(write_rate, dtype),
+        write_rate=converted(write_rate, dtype),
         initial_weights=weights,
         log_decay=log_decay,
         momentum=momentum,
@@ -136,8 +136,8 @@ def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype
         raise ValueError(f"{name} must be on {device}, where query is, got {tensor.device}")
 
 
-def _converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    # `to` costs a microsecond even where it has nothing to do, and a step of one life takes fifty.
+def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in that dtype. `to` costs 0.7 us even where it has nothing to do, and a step of one life takes 16."""
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -256,6 +257,16 @@ def test_everything_returned_is_written() -> None:
 def test_more_lives_and_heads_than_a_gpu_grid_axis_has() -> None:
     inputs = make_inputs(16_500, 2, 4, 2, 2)
     check(inputs)
+
+
+def test_tokens_may_lie_more_than_two_to_the_31_elements_apart(tmp_path: Path) -> None:
+    """Lives and steps of a file that is nearly all hole."""
+    inputs = make_inputs(2, 2, 1, 4, 4, reset_rate=0.0).to(torch.float32)
+    far: dict[str, Tensor] = {}
+    for name, strides in {"query": (2**31, 8, 4, 1), "key": (8, 2**31, 4, 1), "value": (8, 2**31, 4, 1)}.items():
+        file = torch.from_file(str(tmp_path / name), shared=True, size=2**31 + 64)
+        far[name] = file.as_strided((2, 2, 1, 4), strides).copy_(getattr(inputs, name))
+    assert_identical(flatten(replace(inputs, **far).run("native")), flatten(inputs.run("native")))
 
 
 def test_only_some_of_the_results_may_be_used() -> None:

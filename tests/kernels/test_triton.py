@@ -20,6 +20,9 @@ pytest.importorskip("triton", reason="the package triton is not installed")
 
 from lifelong.kernels import (
     triton_attention,
+    triton_chunk_gradients,
+    triton_chunk_matrices,
+    triton_chunk_walks,
     triton_chunked,
     triton_common,
     triton_recurrent,
@@ -27,6 +30,16 @@ from lifelong.kernels import (
 )
 
 from .triton_interpreter import interpreter
+
+KERNEL_MODULES = (
+    triton_chunk_gradients,
+    triton_chunk_matrices,
+    triton_chunk_walks,
+    triton_chunked,
+    triton_common,
+    triton_recurrent,
+    triton_step,
+)
 
 FLOAT32 = 5e-6
 
@@ -52,7 +65,7 @@ LENGTH = {"recurrent": 7, "chunked": 37}
 @pytest.fixture(autouse=True)
 def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(triton_attention, "refusal", triton_attention.unsupported)
-    with interpreter(triton_common, triton_recurrent, triton_chunked, triton_step):
+    with interpreter(*KERNEL_MODULES):
         yield
 
 
