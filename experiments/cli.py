@@ -13,8 +13,11 @@ _VERBS = {
     "train": ("train", "train", "train an agent: lifelong train [experiment=NAME] [key=value ...]"),
     "resume": ("train", "resume", "go on with a run: lifelong resume RUN [frames=N]"),
     "evaluate": ("evaluate", "evaluate", "run a trained agent: lifelong evaluate RUN [life_steps=N] [lives=B]"),
+    "record": ("record", "record", "a life as a film: lifelong record RUN [steps=300] [out=life.gif]"),
+    "compare": ("compare", "compare", "compare memory cores over seeds: lifelong compare experiment=NAME [memory=a,b]"),
     "report": ("report", "report", "tables and figures of the runs below a folder: lifelong report FOLDER"),
     "audit": ("audit", "audit", "does a task ask for memory? lifelong audit env=NAME"),
+    "probe": ("probe", "probe", "what a memory can do, without RL: lifelong probe memory=NAME[,NAME...]"),
     "bench": ("bench", "bench", "measure this machine: lifelong bench [kernels|ppo]"),
     "list": ("listing", "list_names", "what there is: lifelong list [env|memory|algorithm|experiment]"),
 }

@@ -25,7 +25,7 @@ from lifelong.experiments.run_folder import find_checkpoint, locked, write_json
 from lifelong.experiments.summary import metric_name, reference_levels
 
 # Held-out lives: seeds that no training run of up to this many seeds draws.
-_HELD_OUT = 1_000_003
+HELD_OUT = 1_000_003
 _TABLE = "{:>23} {:>9} {:>7} {:>8} {:>10} {:>11}"
 _LONGEST_STRETCH = 100_000  # steps between two looks at the life
 _SAVE_SECONDS = 60.0  # between two states kept on disk
@@ -73,7 +73,7 @@ class _Life(Protocol):
     def load_state_dict(self, state: Any) -> None: ...
 
 
-class _Weights:
+class Weights:
     """Takes weights (and, to go on learning, the optimiser's state) out of a training state and leaves the rest."""
 
     def __init__(self, **parts: Any) -> None:
@@ -95,7 +95,7 @@ def evaluate(arguments: list[str]) -> int:
     allowed = [name for word in words if word.startswith("plugins=") for name in plugin_names(word[len("plugins=") :])]
     options = parse_options([word for word in words if not word.startswith("plugins=")])
     path, config = find_checkpoint(arguments[0])
-    _import_what_is_allowed(config, allowed)
+    import_what_is_allowed(config, allowed)
     env, life = _build(path, config, options)
     try:
         _Record(path, options, env, life).go()
@@ -109,16 +109,16 @@ def evaluate(arguments: list[str]) -> int:
 def _build(path: Path, config: RunConfig, options: EvaluateOptions) -> tuple[BatchedEnv, _Life]:
     """The held-out lives, with the weights of the checkpoint."""
     device = set_up_process(config)
-    env = build_env(config, _HELD_OUT + options.seed, options.lives)
+    env = build_env(config, HELD_OUT + options.seed, options.lives)
     level = _level(env.references, env.lifelong)
     if options.slow_weights == "learning":
-        trainer = build_trainer(dataclasses.replace(config, seed=_HELD_OUT + options.seed), env, device)
-        frames = load_checkpoint(path, _Weights(agent=trainer.agent, algorithm=trainer.algorithm), None)
+        trainer = build_trainer(dataclasses.replace(config, seed=HELD_OUT + options.seed), env, device)
+        frames = load_checkpoint(path, Weights(agent=trainer.agent, algorithm=trainer.algorithm), None)
         trainer.frames = frames
         print(f"{path.name}, trained for {frames:,} frames; slow weights go on learning")
         return env, LearningLife(trainer, level)
     agent = build_agent(config, env, device)
-    frames = load_checkpoint(path, _Weights(agent=agent), None)
+    frames = load_checkpoint(path, Weights(agent=agent), None)
     agent.eval()
     if options.dtype == "float64":
         agent.double()
@@ -250,7 +250,7 @@ def _level(references: References | None, lifelong: bool) -> tuple[float, float]
     return references.random, references.oracle
 
 
-def _import_what_is_allowed(config: RunConfig, allowed: list[str]) -> None:
+def import_what_is_allowed(config: RunConfig, allowed: list[str]) -> None:
     """A run may be somebody else's: modules that it names are imported only where the user names them too.
 
     Raises:
