@@ -223,12 +223,17 @@ def life_rows(rounds: int, steps: int = 10_000_000, piece: int = 50_000) -> Iter
 
 
 def soak_rows(rounds: int, calls: int = 1_000_000) -> Iterator[Row]:
-    """Whether a step costs as much after a million calls as at the start."""
-    work, seconds = acting(1, 4, 32), []
+    """Whether a step costs as much, in time and in memory, after a million calls as at the start."""
+    import resource  # Windows has none
+
+    work, seconds, peaks = acting(1, 4, 32), [], []
     for _ in range(10):
         seconds += medians([work], 1, repeats=calls // 20)
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     what = f"time of a step after {calls:.0e} calls, of that at the start"
     yield Row(what, _us(seconds[-1]), f"start {_us(seconds[0])}", seconds[-1] / seconds[0], 1.2)
+    what = f"peak memory after {calls:.0e} calls, of that after a tenth"
+    yield Row(what, f"{peaks[-1] >> 10} MiB", f"a tenth {peaks[0] >> 10} MiB", peaks[-1] / peaks[0], 1.01)
 
 
 def gpu_rows(rounds: int) -> Iterator[Row]:
