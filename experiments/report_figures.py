@@ -31,7 +31,7 @@ _CAPTIONS = {
     "after_change": "Reward by steps since the hidden rule changed, final quarter of training: a memory that learns "
     "inside the life climbs, one that does not is level.",
     "life": "Evaluation life, slow weights frozen: level means that nothing is lost with age.",
-    "recall": "Right answers by the age of what is asked for.",
+    "recall": "Right answers by the age of what is asked for, in online RL along one life.",
     "recovery": "Kaplan-Meier: share of changes of the hidden rule from which the agent has not yet recovered.",
     "recovery_by_decade": "Median steps to recover from a change, by the life step at which it came: level means that "
     "an old agent learns as fast as a young one. Missing where fewer than half are seen to recover.",
@@ -191,9 +191,9 @@ def _improvement(numbers: Numbers, look: Looks) -> Figure:
     table = np.full((size, size), np.nan)
     for (one, other), found in numbers.improvement.items():
         table[names.index(one), names.index(other)] = found.value
-    side = min(WIDTH - 1.0, 0.42 * size + 0.2)
     longest = max(map(len, names))
-    figure, (axes,) = new_figure(side + 0.25 + 0.045 * longest)
+    side = min(WIDTH - 0.75 - 0.055 * longest, 0.42 * size)  # beside it stand the names and the colour bar
+    figure, (axes,) = new_figure(side + 0.15 + 0.04 * longest)
     image = axes.imshow(table, cmap="PuOr_r", vmin=0.0, vmax=1.0)
     for (one, other), found in numbers.improvement.items():
         certain = bool(found.low > 0.5 or found.high < 0.5)
@@ -252,7 +252,7 @@ def _life(numbers: LifeNumbers, look: Looks) -> Figure:
     axes.set_xlabel("life step")
     axes.set_ylabel(numbers.unit)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    draw_references(axes, {"random": 0.0, "oracle": 1.0} if numbers.unit == "score" else {})
+    draw_references(axes, numbers.references)
     add_legend(figure, axes, len(numbers.cores))
     return figure
 
@@ -264,6 +264,7 @@ def _recall(numbers: LifeNumbers, look: Looks) -> Figure:
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("age, in steps since it was shown")
     axes.set_ylabel("P(right answer)")
+    draw_references(axes, {} if numbers.chance is None else {"guessing": numbers.chance})
     add_legend(figure, axes, len(numbers.cores))
     return figure
 
@@ -310,6 +311,7 @@ def _adaptation(numbers: LifeNumbers, look: Looks) -> Figure:
     axes.set_xscale("log")
     axes.set_xlabel("1 + steps since the rule changed")
     axes.set_ylabel("reward per step")
+    draw_references(axes, numbers.reward_references)
     add_legend(figure, axes, len(numbers.cores))
     return figure
 

@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from lifelong.experiments.evaluate import EvaluateOptions
 from lifelong.experiments.metrics.aggregate import Array, Estimate, cluster_weights, percentile_interval
 from lifelong.experiments.metrics.recovery import kaplan_meier
+from lifelong.experiments.metrics.retention import chance_corrected, half_life
 from lifelong.experiments.report_contents import Contender, Section
 from lifelong.experiments.report_numbers import Curve, iqm_estimate, without_interval
 
@@ -65,6 +66,9 @@ class LifeNumbers:
 
     options: str
     unit: str  # of the curve "life"
+    references: dict[str, float]  # in that unit
+    reward_references: dict[str, float]  # of the reward of a step; empty where they are not known
+    chance: float | None  # of guessing right, where something is asked
     cores: list[CoreLife]
 
 
@@ -86,9 +90,23 @@ def life_numbers(section: Section) -> list[LifeNumbers]:
         kept = {name: value for name, value in chosen.items() if value != plain.get(name) or name in _ALWAYS_SAID}
         words = ", ".join(f"{name}={_word(value)}" for name, value in kept.items())
         cores = [_core_life(contender, section, runs_of) for contender in section.contenders]
-        unit = "score" if section.has_scores else section.unit
-        found.append(LifeNumbers(words, unit, [core for core in cores if core.curves]))
+        found.append(
+            LifeNumbers(
+                options=words,
+                unit="score" if section.has_scores else section.unit,
+                references={name: section.score(level) for name, level in section.references.items()},
+                reward_references=section.references if section.per == "step" else {},
+                chance=_chance(section),
+                cores=[core for core in cores if core.curves],
+            )
+        )
     return found
+
+
+def _chance(section: Section) -> float | None:
+    """Environments that ask for one of several values have an option that says of how many."""
+    values = section.env.get("values")
+    return 1.0 / values if isinstance(values, int) and values > 1 else None
 
 
 def _core_life(contender: Contender, section: Section, runs_of: dict[str, list[Records]]) -> CoreLife:
@@ -107,10 +125,15 @@ def _core_life(contender: Contender, section: Section, runs_of: dict[str, list[R
     add(_series("adaptation", adaptation, "steps_since_change", "reward"))
     if recall := _recall([[each.get("recall_by_age", []) for each in run] for run in curves]):
         core.curves["recall"] = recall
+        if (chance := _chance(section)) is not None:
+            known = recall.at > 0
+            corrected = chance_corrected(recall.estimate.value[known], chance)
+            core.scalars["recall_half_life"] = without_interval(half_life(recall.at[known], corrected))
     recoveries = [[each.get("recovery", []) for each in run] for run in curves]
     if any(records for run in recoveries for records in run):
         changes = _Changes.gather(recoveries)
-        core.curves["recovery"], core.scalars = changes.survival()
+        core.curves["recovery"], scalars = changes.survival()
+        core.scalars |= scalars
         if by_decade := changes.median_by_decade():
             core.curves["recovery_by_decade"] = by_decade
     return core

@@ -132,29 +132,15 @@ def section_block(numbers: Numbers, section: Section | None, pictures: list[Pict
 def life_block(title: str, numbers: LifeNumbers, pictures: list[Picture]) -> Block:
     """Of the evaluation lives of one environment."""
     block = Block(3, f"{title}: evaluation lives", [f"Slow weights frozen, held-out seeds; {numbers.options}."])
-    header = [
-        "core",
-        "seeds",
-        f"{numbers.unit}, first part",
-        "last part",
-        "largest entry",
-        "steps to recover",
-        "censored",
-    ]
+    header = ["core", "seeds", f"{numbers.unit}, first part", "last part", "largest entry"]
+    header += ["age at half recall", "steps to recover", "censored"]
     rows = []
     for core in numbers.cores:
         life, largest = core.curves.get("life"), core.curves.get("health_state_max")
         ends = [_at(life.estimate, 0), _at(life.estimate, -1)] if life else ["", ""]
-        rows.append(
-            [
-                core.name,
-                str(core.seeds),
-                *ends,
-                f"{largest.estimate.value[-1]:.3g}" if largest else "",
-                _with_interval(core.scalars.get("recovery_median"), "{:,.0f}"),
-                _with_interval(core.scalars.get("censored_share"), "{:.2f}"),
-            ]
-        )
+        measures = (("recall_half_life", "{:,.0f}"), ("recovery_median", "{:,.0f}"), ("censored_share", "{:.2f}"))
+        cells = [_with_interval(core.scalars.get(name), form) for name, form in measures]
+        rows.append([core.name, str(core.seeds), *ends, f"{largest.estimate.value[-1]:.3g}" if largest else "", *cells])
     kept = [index for index in range(len(header)) if index < 2 or any(row[index] for row in rows)]
     block.results = Table("Lives", [header[i] for i in kept], [[row[i] for i in kept] for row in rows])
     block.figures = _place(f"{title} {numbers.options}", pictures)
@@ -245,9 +231,8 @@ def _claims(numbers: Numbers) -> list[str]:
 def _with_interval(found: Estimate | None, form: str = "{:.3f}") -> str:
     if found is None:
         return ""
-    value, low, high = (float(each) for each in found)
-    text = form.format(value)
-    return text if np.isnan(low) else f"{text} ({form.format(low)} to {form.format(high)})"
+    value, low, high = (form.format(float(each)).replace("inf", "never") for each in found)
+    return value if low == "nan" else f"{value} ({low} to {high})"
 
 
 def _at(found: Estimate, index: int) -> str:

@@ -273,6 +273,16 @@ def test_recall_is_a_ratio_of_sums_over_lives_and_seeds(tmp_path):
     assert curve.estimate.low[0] < 0.7 < curve.estimate.high[0]
 
 
+def test_recall_is_measured_against_guessing(tmp_path):
+    """Right answers 1 and 0.25 of 4 values, which is guessing: half of what lies between is lost in mid-decade."""
+    run = write_run(tmp_path / "seed0", curve=FLAT, env={"name": "recall_stream", "values": 4})
+    records = [{"age": age, "hits": hits, "trials": 100} for age, hits in ((0, 100), (10, 100), (100, 25))]
+    write_evaluation(run, OPTIONS, {"recall_by_age": records}, [0.5])
+    (numbers,) = life_numbers(sections_of(tmp_path)[0])
+    assert numbers.chance == 0.25
+    assert numbers.cores[0].scalars["recall_half_life"].value == pytest.approx(10**1.5)
+
+
 def test_counts_that_are_summed_over_lives_are_taken_too(tmp_path):
     records = [{"age": 1, "lives": 2, "hits": 3, "trials": 4}]
     curve = evaluated(tmp_path, [{"recall_by_age": records}, {"recall_by_age": records}]).curves["recall"]
