@@ -48,8 +48,16 @@ VARIANTS: list[Case] = [
     ("ffm", {"layers": 2, "traces": 3, "contexts": 2}),
     ("mamba2", {"layers": 2, "heads": 4, "head_dim": 3, "state_dim": 5, "groups": 2, "convolution_taps": 0}),
     ("shm", {"layers": 2, "width": 5, "rows": 3}),
+    ("mesa", {"heads": 2, "value_dim": 6, "retention": "none", "iterations": 40}),
+    ("ttt_linear", {"heads": 2, "head_dim": 6, "inner_norm": False, "reset_state": "zero", "chunk": 1}),
+    ("ttt_mlp", {"layers": 2, "heads": 2, "head_dim": 4, "chunk": 3, "turn": "with", "convolution_taps": 0}),
+    ("atlas", {"heads": 2, "head_dim": 4, "model": "matrix", "inner_norm": False, "key_map": "dpfp", "chunk": 1}),
 ]
-VARIANTS += [(name, {"reset_state": "learned"}) for name in core_names() if "reset_state" in core_options(name)]
+VARIANTS += [
+    (name, {"reset_state": "learned"})
+    for name in core_names()
+    if "reset_state" in core_options(name) and core_options(name)["reset_state"].default == "zero"
+]
 CASES = [(name, {}) for name in core_names()] + VARIANTS
 IDS = [" ".join([name, *(f"{key}={value}" for key, value in options.items())]) for name, options in CASES]
 

@@ -1,0 +1,140 @@
+"""Mesa: a memory that answers with the optimum of a regression on its whole life, not with one gradient step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lifelong.kernels import MesaState, mesa_attention
+from lifelong.memory.design import check_word
+from lifelong.memory.labels import Gate, Labels
+from lifelong.memory.layered import LayeredCore
+from lifelong.memory.learned_reset import ResetState
+from lifelong.memory.rule_layer import (
+    LayerOptions,
+    Rule,
+    RuleLayer,
+    check_above,
+    check_between,
+    check_horizons,
+    decay_gate,
+    register_design,
+    share_gate,
+)
+
+RETENTIONS = ["none", "scalar"]
+IMPLEMENTATIONS = ["auto", "reference", "chunked"]
+# Lambda does not fall below: single precision needs it, and so does von Oswald et al.'s own model.
+_LEAST_REGULARISER = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class MesaDesign(LayerOptions):
+    """Options of ``mesa``.
+
+    head_dim:        width of queries and keys of a head, Dk
+    value_dim:       width of the values of a head; None for ``head_dim``
+    write_rate:      b at first, between 0 and 1: the weight of a pair in the regression
+    regulariser:     Lambda at first, above 0.25
+    retention:       none (a = 1), or scalar: a = sigmoid(w_a . h + c_a)
+    horizon_min:     horizon 1 / (1 - a) of the fastest head, in steps, at first
+    horizon_max:     of the slowest; the others are spread geometrically
+    iterations:      of conjugate gradients; None solves directly
+    implementation:  of the kernel: auto, reference, chunked
+
+    Raises:
+        ValueError: a value out of its range, or an unknown word.
+    """
+
+    value_dim: int | None = None
+    write_rate: float = 0.5
+    regulariser: float = 1.0
+    retention: str = "scalar"
+    horizon_min: float = 32.0
+    horizon_max: float = 1.0e3
+    iterations: int | None = None
+    implementation: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_word("retention", self.retention, RETENTIONS)
+        check_word("implementation", self.implementation, IMPLEMENTATIONS)
+        check_between("write_rate", self.write_rate, 0, 1)
+        check_above("regulariser", self.regulariser, _LEAST_REGULARISER)
+        check_horizons(self.horizon_min, self.horizon_max)
+        for option in ("value_dim", "iterations"):
+            value = getattr(self, option)
+            if value is not None:
+                check_above(option, value, 0)
+
+
+class MesaRule(Rule):
+    """State: ``values`` [B, H, Dv, Dk] and ``keys`` [B, H, Dk, Dk], the two running moments."""
+
+    def __init__(self, design: MesaDesign, key_width: int, value_dim: int) -> None:
+        super().__init__()
+        self.design = design
+        # The inverse of softplus
+        start = math.log(math.expm1(design.regulariser - _LEAST_REGULARISER))
+        self.regulariser = nn.Parameter(torch.full((design.heads, key_width), start))
+        shapes = {"values": (design.heads, value_dim, key_width), "keys": (design.heads, key_width, key_width)}
+        self.reset_state = ResetState("zero", shapes)
+
+    def gates(self) -> list[Gate]:
+        design = self.design
+        rate = share_gate(design.heads, design.write_rate)
+        if design.retention == "none":
+            return [rate]
+        return [rate, decay_gate(design.heads, design.horizon_min, design.horizon_max)]
+
+    def initial(
+        self, batch_size: int, like: Tensor, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> dict[str, Tensor]:
+        return self.reset_state.initial(batch_size, like, device, dtype)
+
+    def forward(
+        self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        found = mesa_attention(
+            labels.query,
+            labels.key,
+            labels.value,
+            gates[0].sigmoid(),
+            nn.functional.softplus(self.regulariser) + _LEAST_REGULARISER,
+            nn.functional.logsigmoid(gates[1]) if len(gates) > 1 else None,
+            reset,
+            MesaState(state["values"], state["keys"]),
+            self.design.implementation,
+            iterations=self.design.iterations,
+        )
+        return found.output, found.state._asdict()
+
+
+@register_design("mesa", MesaDesign, head_dim=16)
+class Mesa(LayeredCore):
+    """Recursive least squares (MesaNet, von Oswald et al. 2025): second order, every pair of a life fitted at once.
+
+        H <- a H + b k k^T,   V <- a V + b v k^T,   o = V (H + Lambda)^{-1} q
+
+    which is S q for S = argmin sum_s w_s |S k_s - v_s|^2 + |S Lambda^{1/2}|^2, w_s = b_s a_{s+1} ... a_t. Lambda is a
+    learned diagonal. Keys may be as correlated as they like: what one of them is bound to is not blurred by the
+    others. A read solves a system of width Dk, so the cost of a step is Dk^3 / 3 in place of Dk^2: small heads.
+
+    Horizons are shorter than those of other cores because H grows with them, and single precision holds H + Lambda
+    only to 10^-7 of the largest moment (``lifelong.kernels.mesa``).
+
+    State per layer: ``values`` [B, H, Dv, Dk], ``keys`` [B, H, Dk, Dk], and that of ``TokenLabels``.
+    """
+
+    def __init__(self, dim: int, design: MesaDesign) -> None:
+        value_dim = design.head_dim if design.value_dim is None else design.value_dim
+        key_width = design.labels(value_dim).key_width
+
+        def layer() -> RuleLayer:
+            return RuleLayer(dim, design, value_dim, MesaRule(design, key_width, value_dim))
+
+        super().__init__(dim, design.layers, design.feed_forward, layer)
