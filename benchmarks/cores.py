@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def cost_table(options: argparse.Namespace) -> None:
-    """The update and the step of every matrix core at 4,096 floats of fast weights, over those of ``lstm``, 128 wide."""
+    """The update and the step of every matrix core at 4,096 floats of fast weights, over those of ``lstm``."""
     matrix = [name for name in core_names() if {"key_map", "value_dim"} <= set(core_options(name))]
     cores = {"lstm, width 128": make_core("lstm", options.dim, hidden=128)}
     for name in options.cores or matrix:
