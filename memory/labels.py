@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lifelong.memory.feature_maps import default_query_map, feature_width, make_feature_map
 from lifelong.memory.normalise import scale_to_length
-from lifelong.memory.rotary import Angles, Rotary, turn
+from lifelong.memory.rotary import Rotary, Turning
 from lifelong.memory.short_convolution import ShortConvolution
 
 # Under the square root of the norm of a key: small against any learned key.
@@ -148,35 +148,31 @@ class TokenLabels(nn.Module):
         self, inputs: Tensor, state: Mapping[str, Tensor], reset: Tensor | None
     ) -> tuple[Labels, dict[str, Tensor]]:
         """[B, T, D], state as ``shapes`` and ``counters`` say, [B, T] bool or None -> labels, new state."""
-        features, angles, new = self.norm(inputs), None, {}
+        features, turning, new = self.norm(inputs), None, {}
         if self.convolution is not None:
             features, new["tail"] = self.convolution(features, state["tail"], reset)
         if self.rotary is not None:
-            angles, turned = self.rotary(state, inputs.shape[1], reset, features.dtype)
+            turning, turned = self.rotary(state, inputs.shape[1], reset, features.dtype)
             new.update(turned)
-        return self._labels(features, angles), new
+        return self._labels(features, turning), new
 
     def step(
         self, inputs: Tensor, state: Mapping[str, Tensor], reset: Tensor | None
     ) -> tuple[Labels, dict[str, Tensor]]:
         """[B, D], state, [B] bool or None -> labels without the T axis, new state."""
-        features, angles, new = self.norm(inputs), None, {}
+        features, turning, new = self.norm(inputs), None, {}
         if self.convolution is not None:
             features, new["tail"] = self.convolution.step(features, state["tail"], reset)
         if self.rotary is not None:
-            angles, turned = self.rotary.step(state, reset, features.dtype)
+            turning, turned = self.rotary.step(state, reset, features.dtype)
             new.update(turned)
-        return self._labels(features, angles), new
+        return self._labels(features, turning), new
 
-    def _labels(self, features: Tensor, angles: Angles | None) -> Labels:
+    def _labels(self, features: Tensor, turning: Turning | None) -> Labels:
         design = self.design
         query, key, value, *gates = self._project(features)
-        if angles is not None:
-            query = turn(query, angles.query_cos, angles.query_sin)
-            by_pair = [angles.key_cos, angles.key_sin]
-            if design.pairs > 1:
-                by_pair = [table.unsqueeze(-3) for table in by_pair]
-            key = turn(key, *by_pair)
+        if turning is not None:
+            query, key = turning.turn(query, key)
         return Labels(query, key, value.unflatten(-1, self._per_pair(design.value_dim)), gates)
 
     def _project(self, features: Tensor) -> list[Tensor]:

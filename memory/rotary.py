@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -41,13 +42,26 @@ from lifelong.memory.resets import clear
 TURNS = ["none", "with", "against", "learned"]
 
 
-class Angles(NamedTuple):
-    """Cosines and sines by which queries and keys are turned, [..., H, n] each."""
+class Table(NamedTuple):
+    """A turn as two products: x * cos + x' * sin, x' being x with its halves exchanged. [..., 1 or H, 2 n] each."""
 
-    query_cos: Tensor
-    query_sin: Tensor
-    key_cos: Tensor
-    key_sin: Tensor
+    cos: Tensor
+    sin: Tensor  # with the sign of each half: the first is subtracted
+
+
+# Heads that follow one another and turn alike: how many, and by what; None for not at all.
+Run = tuple[int, Table | None]
+
+
+class Turning(NamedTuple):
+    """How the queries and keys of all heads are turned at some steps."""
+
+    queries: list[Run]
+    keys: list[Run]
+
+    def turn(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """query [..., H, 2 n], key the same, or [..., R, H, 2 n] with R keys a step -> both turned."""
+        return _turn_runs(query, self.queries), _turn_runs(key, self.keys)
 
 
 class Rotary(nn.Module):
@@ -69,18 +83,16 @@ class Rotary(nn.Module):
         self.turns, points = tuple(turns), width // 2
         # No buffer: `module.float()` would round it.
         self._rates = _rates(points, ratio)
-        self._key_signs = [0 if turn in ("none", "learned") else 1 for turn in turns]
-        self._query_signs = [
-            -1 if turn == "against" else sign for turn, sign in zip(turns, self._key_signs, strict=True)
-        ]
-        self._learned = [head for head, turn in enumerate(turns) if turn == "learned"]
-        self._counts = any(self._key_signs)
-        if self._learned:
-            self.rates = nn.Parameter(self._rates.float().expand(2, len(self._learned), points).clone())
+        self._query_runs = _runs(self.turns)
+        self._key_runs = _runs(["with" if turn == "against" else turn for turn in turns])
+        learned = self.turns.count("learned")
+        self._counts = "with" in turns or "against" in turns
+        if learned:
+            self.rates = nn.Parameter(self._rates.float().expand(2, learned, points).clone())
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the floating-point tensors of one life's state."""
-        return {"phase": tuple(self.rates.shape)} if self._learned else {}
+        return {"phase": tuple(self.rates.shape)} if "learned" in self.turns else {}
 
     def counters(self) -> list[str]:
         """Names of the int64 tensors of the state."""
@@ -88,14 +100,14 @@ class Rotary(nn.Module):
 
     def forward(
         self, state: Mapping[str, Tensor], steps: int, reset: Tensor | None, dtype: torch.dtype
-    ) -> tuple[Angles, dict[str, Tensor]]:
-        """Angles [B, T, H, n] of the next T ``steps``, and the state after them. reset [B, T] bool or None."""
+    ) -> tuple[Turning, dict[str, Tensor]]:
+        """How the next T ``steps`` are turned, and the state after them. reset [B, T] bool or None."""
         position = phase = None
         new = {}
         if self._counts:
             position = positions(state["position"], steps, reset)
             new["position"] = position[:, -1] + 1
-        if self._learned:
+        if "learned" in self.turns:
             start = state["phase"]
             count = positions(torch.zeros(len(start), dtype=torch.int64, device=start.device), steps, reset)
             phase = start.unsqueeze(1).expand(-1, steps, -1, -1, -1)
@@ -103,45 +115,47 @@ class Rotary(nn.Module):
                 phase = clear(phase.flatten(0, 1), reset.cumsum(1).flatten() > 0).view_as(phase)
             phase = _wrap(phase.double() + count[..., None, None, None] * self.rates.double()).to(dtype)
             new["phase"] = _wrap(phase[:, -1] + self.rates)
-        return self._angles(position, phase, dtype), new
+        return self._turning(position, phase, dtype), new
 
     def step(
         self, state: Mapping[str, Tensor], reset: Tensor | None, dtype: torch.dtype
-    ) -> tuple[Angles, dict[str, Tensor]]:
-        """Angles [B, H, n] of the next step, and the state after it. reset [B] bool or None."""
+    ) -> tuple[Turning, dict[str, Tensor]]:
+        """How the next step is turned, and the state after it. reset [B] bool or None."""
         position = phase = None
         new = {}
         if self._counts:
             position = clear(state["position"], reset)
             new["position"] = position + 1
-        if self._learned:
+        if "learned" in self.turns:
             phase = clear(state["phase"], reset)
             new["phase"] = _wrap(phase + self.rates)
-        return self._angles(position, phase, dtype), new
+        return self._turning(position, phase, dtype), new
 
-    def _angles(self, position: Tensor | None, phase: Tensor | None, dtype: torch.dtype) -> Angles:
-        """position [...] int64, phase [..., 2, H', n] -> [..., H, n]."""
+    def _turning(self, position: Tensor | None, phase: Tensor | None, dtype: torch.dtype) -> Turning:
+        """position [...] int64, phase [..., 2, H', n]."""
+        fixed: dict[str, Table | None] = {"none": None}
         if position is not None:
-            cos, sin = _cos_sin(_wrap(position.unsqueeze(-1) * self._rates.to(position.device)).to(dtype))
-            minus_sin, one, zero = -sin, torch.ones_like(cos), torch.zeros_like(sin)
-        if phase is not None:
-            cos_learned, sin_learned = _cos_sin(phase)
-            one, zero = torch.ones_like(phase[..., 0, 0, :]), torch.zeros_like(phase[..., 0, 0, :])
-        made = []
-        for which in range(2):
-            cosines, sines = [], []
-            for head, turn in enumerate(self.turns):
-                if turn == "none":
-                    pair = one, zero
-                elif turn == "learned":
-                    index = self._learned.index(head)
-                    pair = cos_learned[..., which, index, :], sin_learned[..., which, index, :]
+            turns = _wrap(position.unsqueeze(-1) * self._rates.to(position.device)).to(dtype)
+            table = _table(turns.unsqueeze(-2))
+            fixed.update({"with": table, "against": Table(table.cos, -table.sin)})
+        runs: list[list[Run]] = []
+        for which, kinds in enumerate((self._query_runs, self._key_runs)):
+            first = 0
+            made: list[Run] = []
+            for turn, count in kinds:
+                if turn == "learned":
+                    assert phase is not None
+                    made.append((count, _table(phase[..., which, first : first + count, :])))
+                    first += count
                 else:
-                    pair = cos, minus_sin if turn == "against" and which == 0 else sin
-                cosines.append(pair[0])
-                sines.append(pair[1])
-            made += [torch.stack(cosines, -2), torch.stack(sines, -2)]
-        return Angles(*made)
+                    made.append((count, fixed[turn]))
+            runs.append(made)
+        return Turning(*runs)
+
+
+def _runs(turns: Sequence[str]) -> list[tuple[str, int]]:
+    """["none", "with", "with"] -> [("none", 1), ("with", 2)]."""
+    return [(turn, len(list(heads))) for turn, heads in groupby(turns)]
 
 
 def _rates(points: int, ratio: float | None) -> Tensor:
@@ -159,24 +173,43 @@ def positions(start: Tensor, steps: int, reset: Tensor | None) -> Tensor:
     return torch.where(last >= 0, time - last, start.unsqueeze(1) + time)
 
 
-def turn(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """``vectors`` [..., 2 n], as n points in the plane (x_i, x_{i + n}), turned by the angles of cos, sin [..., n]."""
-    turned: Tensor = _Turn.apply(vectors, cos, sin)
-    return turned
-
-
 def _wrap(turns: Tensor) -> Tensor:
     """Whole turns taken off: within [-1/2, 1/2]."""
     return turns - turns.detach().round()
 
 
-def _cos_sin(turns: Tensor) -> tuple[Tensor, Tensor]:
+def _table(turns: Tensor) -> Table:
     angle = 2.0 * math.pi * turns
-    return angle.cos(), angle.sin()
+    cos, sin = angle.cos(), angle.sin()
+    return Table(torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1))
+
+
+def _turn_runs(vectors: Tensor, runs: list[Run]) -> Tensor:
+    parts = vectors.split([count for count, _ in runs], -2) if len(runs) > 1 else [vectors]
+    turned = [part if table is None else _turn(part, *table) for part, (_, table) in zip(parts, runs, strict=True)]
+    return torch.cat(turned, -2) if len(turned) > 1 else turned[0]
+
+
+def _turn(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    if vectors.dim() > cos.dim():
+        cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+    if not torch.is_grad_enabled():
+        return _turned(vectors, cos, sin)  # `apply` alone takes longer than the products of a step
+    turned: Tensor = _Turn.apply(vectors, cos, sin)
+    return turned
+
+
+def _turned(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return (vectors * cos).addcmul_(_exchanged(vectors), sin)
+
+
+def _exchanged(vectors: Tensor) -> Tensor:
+    """(x_i, x_{i + n}) -> (x_{i + n}, x_i)."""
+    return vectors.roll(vectors.shape[-1] // 2, -1)
 
 
 class _Turn(torch.autograd.Function):
-    # Written out because autograd's own pads and adds four buffers of the size of the vectors.
+    # Written out because autograd's own keeps and adds buffers of the size of the vectors for every product.
     generate_vmap_rule = True
 
     @staticmethod
@@ -191,14 +224,8 @@ class _Turn(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         vectors, cos, sin = ctx.saved_tensors
-        of_vectors = _turned(gradient, cos, -sin)
+        back = _turned(gradient, cos, -sin)
         if not ctx.needs_input_grad[1]:
-            return of_vectors, None, None
-        (x, y), (of_x, of_y) = vectors.chunk(2, -1), gradient.chunk(2, -1)
-        of_cos, of_sin = of_x * x + of_y * y, of_y * x - of_x * y
-        return of_vectors, of_cos.sum_to_size(cos.shape), of_sin.sum_to_size(sin.shape)
-
-
-def _turned(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    x, y = vectors.chunk(2, -1)
-    return torch.cat([x * cos - y * sin, x * sin + y * cos], -1)
+            return back, None, None
+        of_cos, of_sin = gradient * vectors, gradient * _exchanged(vectors)
+        return back, of_cos.sum_to_size(cos.shape), of_sin.sum_to_size(sin.shape)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lifelong.memory.attention_cache import AttentionStack, FullCache, ShiftCache, Timeline, check_sizes
 from lifelong.memory.registry import register_core
-from lifelong.memory.rotary import Rotary, turn
+from lifelong.memory.rotary import Rotary
 from lifelong.memory.short_convolution import ShortConvolution
 
 
@@ -64,8 +64,8 @@ class SoftmaxLayer(nn.Module):
         if self.convolution is not None:
             features, new_state["tail"] = self.convolution(features, state.get("tail"), reset)
         query, key, value = self.projection(features).unflatten(-1, (3, self.heads, self.head_dim)).unbind(-3)
-        angles, _ = self.rotary({"position": cache.timeline.held}, inputs.shape[1], reset, inputs.dtype)
-        query, key = turn(query, angles.query_cos, angles.query_sin), turn(key, angles.key_cos, angles.key_sin)
+        turning, _ = self.rotary({"position": cache.timeline.held}, inputs.shape[1], reset, inputs.dtype)
+        query, key = turning.turn(query, key)
         attended = self._attend(query, key, value, state, cache, new_state)
         return inputs + self.output_projection(attended.flatten(-2)), new_state
 

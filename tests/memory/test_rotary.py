@@ -8,24 +8,42 @@ import pytest
 import torch
 from torch import Tensor
 
-from lifelong.memory.rotary import Rotary, positions, turn
+from lifelong.memory.rotary import Rotary, positions
 
 # pi to 50 digits, for angles that are exact where float64 is not.
 _PI = Fraction(314159265358979323846264338327950288419716939937510, 10**50)
 
 
+def cos_and_sin(rotary: Rotary, state: dict[str, Tensor], dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """Cosines and sines of the angles of queries, then of keys, [..., H, n]: what becomes of points on the x-axis."""
+    turning, _ = rotary.step(state, None, dtype)
+    points = len(rotary.turns), 2 * len(rotary._rates)
+    axis = torch.zeros(len(next(iter(state.values()))), *points, dtype=dtype)
+    axis[..., : points[1] // 2] = 1.0
+    return tuple(half for turned in turning.turn(axis, axis) for half in turned.chunk(2, -1))
+
+
 def test_a_vector_is_turned_point_by_point() -> None:
-    angle = torch.tensor([0.3, 2.0], dtype=torch.float64)
-    x = torch.tensor([1.0, 0.0, 0.0, 2.0], dtype=torch.float64)
-    wanted = [torch.cos(angle[0]), -2.0 * torch.sin(angle[1]), torch.sin(angle[0]), 2.0 * torch.cos(angle[1])]
-    torch.testing.assert_close(turn(x, angle.cos(), angle.sin()), torch.stack(wanted))
+    turning, _ = Rotary(["with"], 4, 2.0).step({"position": torch.tensor([1])}, None, torch.float64)
+    x = torch.tensor([[[1.0, 0.0, 0.0, 2.0]]], dtype=torch.float64)  # rates: a half and a quarter of a turn
+    wanted = torch.tensor([[[-1.0, -2.0, 0.0, 0.0]]], dtype=torch.float64)
+    for turned in turning.turn(x, x):
+        torch.testing.assert_close(turned, wanted, rtol=0.0, atol=1e-12)
 
 
 def test_turning_has_the_gradient_of_its_definition() -> None:
     torch.manual_seed(0)
+    rotary = Rotary(["with", "none", "learned", "against"], 6, None).double()
     x = torch.randn(2, 3, 4, 6, dtype=torch.float64, requires_grad=True)
-    cos, sin = (torch.randn(2, 1, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    assert torch.autograd.gradcheck(turn, (x, cos, sin))
+    phase = torch.rand(2, 2, 1, 3, dtype=torch.float64, requires_grad=True)
+    reset = torch.tensor([[False, False, True], [False, False, False]])
+
+    def run(x: Tensor, phase: Tensor, rates: Tensor) -> tuple[Tensor, ...]:
+        state = {"position": torch.tensor([5, 7]), "phase": phase}
+        turning, new = torch.func.functional_call(rotary, {"rates": rates}, (state, 3, reset, torch.float64))
+        return *turning.turn(x, x), new["phase"]
+
+    assert torch.autograd.gradcheck(run, (x, phase, rotary.rates))
 
 
 def test_positions_count_from_the_last_reset() -> None:
@@ -40,16 +58,15 @@ def test_positions_count_from_the_last_reset() -> None:
 def test_angles_are_exact_however_old_the_life(position: int) -> None:
     rotary = Rotary(["with"], 8, 1.15)
     state = {"position": torch.tensor([position])}
-    angles, new = rotary.step(state, None, torch.float64)
-    assert new["position"].tolist() == [position + 1]
+    assert rotary.step(state, None, torch.float64)[1]["position"].tolist() == [position + 1]
+    *_, cos, sin = cos_and_sin(rotary, state)
     for index in range(4):
         turns = Fraction(position) * Fraction(1, 2) / Fraction(1.15) ** index  # exact
         wanted = torch.tensor(float(2 * _PI * (turns - round(turns))), dtype=torch.float64)
         tolerance = max(1e-8, 1e-15 * position)
-        torch.testing.assert_close(angles.key_cos[0, 0, index], wanted.cos(), rtol=0.0, atol=tolerance)
-        torch.testing.assert_close(angles.key_sin[0, 0, index], wanted.sin(), rtol=0.0, atol=tolerance)
-    single, _ = rotary.step(state, None, torch.float32)
-    torch.testing.assert_close(single.key_sin, angles.key_sin.float(), rtol=0.0, atol=1e-6)
+        torch.testing.assert_close(cos[0, 0, index], wanted.cos(), rtol=0.0, atol=tolerance)
+        torch.testing.assert_close(sin[0, 0, index], wanted.sin(), rtol=0.0, atol=tolerance)
+    torch.testing.assert_close(cos_and_sin(rotary, state, torch.float32)[3], sin.float(), rtol=0.0, atol=1e-6)
 
 
 def scores(kind: str, query_at: int, key_at: Tensor) -> Tensor:
@@ -57,8 +74,8 @@ def scores(kind: str, query_at: int, key_at: Tensor) -> Tensor:
     rotary, vector = Rotary([kind], 8, 1.15), torch.randn(8, generator=torch.Generator().manual_seed(0)).double()
     of_query, _ = rotary.step({"position": torch.tensor([query_at])}, None, torch.float64)
     of_keys, _ = rotary.step({"position": key_at}, None, torch.float64)
-    query = turn(vector, of_query.query_cos, of_query.query_sin)
-    return (query * turn(vector.expand(len(key_at), 1, 8), of_keys.key_cos, of_keys.key_sin)).sum((-1, -2))
+    copies = vector.expand(len(key_at), 1, 8)
+    return (of_query.turn(copies, copies)[0] * of_keys.turn(copies, copies)[1]).sum((-1, -2))
 
 
 def test_turned_with_the_keys_a_query_meets_the_same_lag_at_every_position() -> None:
@@ -77,12 +94,13 @@ def test_turned_against_the_keys_a_query_meets_earlier_keys_the_later_it_is() ->
 def test_heads_that_do_not_turn_are_left_as_they_are() -> None:
     rotary = Rotary(["none", "with", "against", "learned"], 6, 1.15)
     state = {"position": torch.tensor([5]), "phase": torch.full((1, 2, 1, 3), 0.125)}
-    angles, _ = rotary.step(state, None, torch.float32)
-    assert torch.equal(angles.query_cos[0, 0], torch.ones(3))
-    assert torch.equal(angles.key_sin[0, 0], torch.zeros(3))
-    assert torch.equal(angles.query_sin[0, 1], angles.key_sin[0, 1])
-    assert torch.equal(angles.query_sin[0, 2], -angles.key_sin[0, 2])
-    torch.testing.assert_close(angles.key_sin[0, 3], torch.full((3,), 0.5**0.5))
+    query_cos, query_sin, key_cos, key_sin = cos_and_sin(rotary, state, torch.float32)
+    assert torch.equal(query_cos[0, 0], torch.ones(3))
+    assert torch.equal(key_sin[0, 0], torch.zeros(3))
+    assert torch.equal(query_sin[0, 1], key_sin[0, 1])
+    assert torch.equal(query_sin[0, 2], -key_sin[0, 2])
+    assert torch.equal(key_cos[0, 1], key_cos[0, 2])
+    torch.testing.assert_close(key_sin[0, 3], torch.full((3,), 0.5**0.5))
 
 
 def test_learned_rates_begin_as_the_fixed_ones_and_learn() -> None:
@@ -90,8 +108,10 @@ def test_learned_rates_begin_as_the_fixed_ones_and_learn() -> None:
     state = {"position": torch.tensor([0]), "phase": torch.zeros(1, 2, 1, 3, dtype=torch.float64)}
     wanted, _ = fixed(state, 50, None, torch.float64)
     found, new = learned(state, 50, None, torch.float64)
-    torch.testing.assert_close(found.key_sin, wanted.key_sin, rtol=0.0, atol=1e-5)
-    (gradient,) = torch.autograd.grad(found.key_sin.sum() + new["phase"].sum(), learned.rates)
+    x = torch.randn(1, 50, 1, 6, dtype=torch.float64)
+    for one, other in zip(found.turn(x, x), wanted.turn(x, x), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-4)
+    (gradient,) = torch.autograd.grad(found.turn(x, x)[1].sum() + new["phase"].sum(), learned.rates)
     assert gradient[1].all()
     assert new["phase"].abs().max() <= 0.5
 
@@ -104,8 +124,9 @@ def test_an_odd_width_is_refused() -> None:
 def test_evenly_spaced_rates_make_keys_of_as_many_steps_as_they_are_wide_orthogonal() -> None:
     width = 16
     rotary = Rotary(["with"], width, None)
-    angles, _ = rotary({"position": torch.tensor([12345])}, 2 * width, None, torch.float64)
-    keys = turn(torch.ones(1, 2 * width, 1, width, dtype=torch.float64), angles.key_cos, angles.key_sin)[0, :, 0]
+    turning, _ = rotary({"position": torch.tensor([12345])}, 2 * width, None, torch.float64)
+    ones = torch.ones(1, 2 * width, 1, width, dtype=torch.float64)
+    keys = turning.turn(ones, ones)[1][0, :, 0]
     products = keys @ keys.T / width
     exact = torch.eye(2 * width, dtype=torch.float64)
     lag = torch.arange(2 * width)
