@@ -16,7 +16,7 @@ from lifelong.kernels import MLPMemoryState, mlp_memory, replay_window
 from lifelong.memory.design import check_word
 from lifelong.memory.labels import Gate, Labels
 from lifelong.memory.layered import LayeredCore
-from lifelong.memory.learned_reset import RESET_STATES
+from lifelong.memory.learned_reset import RESET_STATES, ResetState
 from lifelong.memory.rule_layer import (
     LayerOptions,
     Rule,
@@ -158,27 +158,20 @@ class NetworkRule(Rule):
         self.design = design
         heads, width, hidden = design.heads, design.head_dim, round(design.hidden * design.head_dim)
         if design.model == "matrix":
-            scales = {(width, key_width): 1.0 if design.inner_norm else 0.0}
+            layers = [(width, key_width, 1.0 if design.inner_norm else 0.0)]
         else:
             small = (2.0 * hidden**-0.5, hidden**-0.5)
             first, second = (1.0, 1.0) if design.inner_norm else small
-            scales = {(hidden, key_width): first, (width, hidden): second}
-        layers = [nn.functional.pad(s * torch.randn(heads, *shape), (0, 1)) for shape, s in scales.items()]
-        for index, layer in enumerate(layers):
-            if design.reset_state == "learned":
-                self.register_parameter(f"initial_{index}", nn.Parameter(layer))
-            else:
-                self.register_buffer(f"initial_{index}", torch.zeros_like(layer), persistent=False)
-        self._names = [f"initial_{index}" for index in range(len(layers))]
+            layers = [(hidden, key_width, first), (width, hidden, second)]
+        shapes = {f"weights_{index}": (heads, out, into + 1) for index, (out, into, _) in enumerate(layers)}
+        self.reset_state = ResetState(design.reset_state, shapes)
+        with torch.no_grad():
+            for weights, (_, _, scale) in zip(self.reset_state.learned.values(), layers, strict=False):
+                weights[..., :-1].normal_().mul_(scale)
         if design.inner_norm:
             self.gain, self.shift = nn.Parameter(torch.ones(heads, width)), nn.Parameter(torch.zeros(heads, width))
         self._has_momentum = design.optimiser != "gradient"
         self._tail = (design.pairs - 1, heads, key_width + width + 1)
-
-    @property
-    def initial_weights(self) -> tuple[Tensor, ...]:
-        """W_0, a matrix [H, out, in + 1] a layer of the network."""
-        return tuple(getattr(self, name) for name in self._names)
 
     def gates(self) -> list[Gate]:
         """Write rates; for muon, weights of pairs; decays; momentum."""
@@ -195,15 +188,13 @@ class NetworkRule(Rule):
     def initial(
         self, batch_size: int, like: Tensor, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> dict[str, Tensor]:
+        state = self.reset_state.initial(batch_size, like, device, dtype)
         device, dtype = device or like.device, dtype or like.dtype
-        state = {}
-        for index, layer in enumerate(self.initial_weights):
-            fresh = layer.to(device=device, dtype=dtype).expand(batch_size, *layer.shape)
-            state[f"weights_{index}"] = fresh.clone()
+        for index, weights in enumerate(list(state.values())):
             if self.design.chunk > 1:
-                state[f"base_{index}"] = fresh.clone()
+                state[f"base_{index}"] = weights.clone()
             if self._has_momentum:
-                state[f"momentum_{index}"] = torch.zeros_like(state[f"weights_{index}"])
+                state[f"momentum_{index}"] = torch.zeros_like(weights)
         if self.design.chunk > 1:
             state["phase"] = torch.zeros(batch_size, device=device, dtype=torch.int64)
         if self.design.pairs > 1:
@@ -228,7 +219,7 @@ class NetworkRule(Rule):
             key,
             value,
             rate,
-            self.initial_weights,
+            self._initial_weights(labels.query),
             log_decay,
             momentum,
             reset,
@@ -242,9 +233,17 @@ class NetworkRule(Rule):
         )
         return found.output, {**new, **self._packed(found.state)}
 
+    def _initial_weights(self, like: Tensor) -> tuple[Tensor, ...]:
+        """W_0, a matrix [H, out, in + 1] a layer of the network."""
+        if self.design.reset_state == "learned":
+            return tuple(self.reset_state.learned.values())
+        return tuple(
+            torch.zeros(shape, device=like.device, dtype=like.dtype) for shape in self.reset_state.shapes.values()
+        )
+
     def _unpacked(self, state: Mapping[str, Tensor]) -> MLPMemoryState:
         def layers(name: str) -> tuple[Tensor, ...]:
-            return tuple(state[f"{name}_{index}"] for index in range(len(self._names)))
+            return tuple(state[f"{name}_{index}"] for index in range(len(self.reset_state.shapes)))
 
         weights = layers("weights")
         chunked = self.design.chunk > 1

@@ -99,18 +99,3 @@ def test_it_stays_finite_on_a_long_life_of_the_same_frame(name: str) -> None:
             outputs, state = core(frame, state)
     assert bool(outputs.isfinite().all())
     assert all(float(leaf.abs().max()) < 1e3 for leaf in state.values(True, True))
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_where_a_life_begins_is_learned_through_resets_inside_the_sequence(name: str) -> None:
-    torch.manual_seed(0)
-    core = make_core(name, 8, heads=2, head_dim=4)
-    inputs, reset = torch.randn(2, 6, 8), torch.zeros(2, 6, dtype=torch.bool)
-    state = core.initial_state(2).detach()
-    initial = core.layers["layer_0"].rule.initial_weights
-    without = torch.autograd.grad(core(inputs, state, reset)[0].sum(), initial, materialize_grads=True)
-    reset[0, 3] = True
-    with_reset = torch.autograd.grad(core(inputs, state, reset)[0].sum(), initial, materialize_grads=True)
-    pulled = core.layers["layer_0"].rule.design.retention == "pull"
-    assert pulled or not any(gradient.any() for gradient in without)
-    assert all(gradient.any() for gradient in with_reset)
