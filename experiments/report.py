@@ -8,6 +8,7 @@ The HTML is one file that opens from the disk without a network. The same runs g
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def report(arguments: list[str]) -> int:
     """
     folder, out = _parse(arguments)
     runs, left_out = read_runs(folder)
-    left_out += _missing(folder)
+    plan = _read_plan(folder)
+    left_out += plan.missing
     for each in left_out:
         print(f"left out: {each.path}: {each.reason}")
     if not runs:
@@ -38,7 +40,7 @@ def report(arguments: list[str]) -> int:
     sections, twice = make_sections(runs)
     for each in twice:
         print(f"left out: {each.path}: {each.reason}")
-    page, data = _compose(folder, sections, [*left_out, *twice])
+    page, data = _compose(folder.resolve().name, plan, sections, [*left_out, *twice])
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
         for figure in page.figures:
@@ -59,13 +61,13 @@ def report(arguments: list[str]) -> int:
     return 0
 
 
-def _compose(folder: Path, sections: list[Section], left_out: list[LeftOut]) -> tuple[Page, dict[str, Any]]:
+def _compose(name: str, plan: _Plan, sections: list[Section], left_out: list[LeftOut]) -> tuple[Page, dict[str, Any]]:
     numbers = [section_numbers(section) for section in sections]
     lives = [life_numbers(section) for section in sections]
     across = across_numbers(sections)
     look = make_looks(numbers)
-    runs = sum(len(runs) for section in sections for each in section.contenders for runs in each.by_rate.values())
-    blocks = [overview(runs, sections, left_out, _plan(folder))]
+    runs = sum(len(each) for section in sections for core in section.contenders for each in core.by_rate.values())
+    blocks = [overview(runs, sections, left_out, plan.words)]
     if across is not None:
         blocks.append(section_block(across, None, section_pictures(across, look)))
     for section, own, evaluations in zip(sections, numbers, lives, strict=True):
@@ -77,7 +79,7 @@ def _compose(folder: Path, sections: list[Section], left_out: list[LeftOut]) -> 
         blocks.append(left_out_block(left_out))
     parts: list[tuple[Numbers, list[LifeNumbers]]] = list(zip(numbers, lives, strict=True))
     data = as_json(parts if across is None else [(across, []), *parts], left_out)
-    return Page(f"Memory cores compared: {folder.resolve().name}", blocks), data
+    return Page(f"Memory cores compared: {name}", blocks), data
 
 
 def _parse(arguments: list[str]) -> tuple[Path, Path]:
@@ -96,37 +98,33 @@ def _parse(arguments: list[str]) -> tuple[Path, Path]:
     return folder, out
 
 
-def _read_plan(folder: Path) -> dict[str, Any]:
-    """``compare.json``, where ``lifelong compare`` made the folder; nothing where it cannot be read."""
+@dataclass(frozen=True)
+class _Plan:
+    """What ``compare.json`` says, where ``lifelong compare`` made the folder."""
+
+    words: list[str]  # how the cores were matched
+    missing: list[LeftOut]  # runs that were planned and have no folder
+
+
+def _read_plan(folder: Path) -> _Plan:
+    path = folder / "compare.json"
+    if not path.exists():
+        return _Plan([], [])
+    words, missing = [], []
     try:
-        plan = json.loads((folder / "compare.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return plan if isinstance(plan, dict) else {}
-
-
-def _plan(folder: Path) -> list[str]:
-    """How the cores were matched, in words."""
-    comparison = _read_plan(folder).get("comparison")
-    if not isinstance(comparison, dict) or comparison.get("match") in (None, "none"):
-        return []
-    budget = comparison.get("budget")
-    of = "that of the first core" if budget is None else f"{budget:,}"
-    return [f"The cores were matched by {str(comparison['match']).replace('_', ' ')}: {of}."]
-
-
-def _missing(folder: Path) -> list[LeftOut]:
-    """Runs that a comparison planned and that have no folder."""
-    plan = _read_plan(folder)
-    found = []
-    seeds = plan.get("comparison", {}).get("seeds", 0)
-    for cell in plan.get("cells", []):
-        rate = cell.get("learning_rate")
-        for seed in range(seeds if rate is not None else 0):
-            path = f"{cell['env']}/{cell['memory']}/lr{rate:g}/seed{seed}"
-            if not (folder / path).exists():
-                found.append(LeftOut(path, "planned, and not run yet"))
-    return found
+        plan = json.loads(path.read_text())
+        comparison = plan["comparison"]
+        if comparison["match"] != "none":
+            budget = "that of the first core" if comparison["budget"] is None else f"{comparison['budget']:,}"
+            words = [f"The cores were matched by {comparison['match'].replace('_', ' ')}: {budget}."]
+        for cell in plan["cells"]:
+            if cell["learning_rate"] is not None:
+                rate = f"{cell['env']}/{cell['memory']}/lr{cell['learning_rate']:g}"
+                runs = [f"{rate}/seed{seed}" for seed in range(comparison["seeds"])]
+                missing += [LeftOut(run, "planned, and not run yet") for run in runs if not (folder / run).exists()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _Plan([], [LeftOut(path.name, "corrupt: cannot be read")])
+    return _Plan(words, missing)
 
 
 def _print_table(header: list[str], rows: list[list[str]]) -> None:

@@ -22,12 +22,12 @@ Looks = dict[str, Look]
 
 _CAPTIONS = {
     "learning": "Learning curves and sample efficiency: interquartile mean over seeds at each number of frames, with "
-    "its 95 % interval; thin lines are single seeds.",
+    "its 95 % interval; single seeds as thin lines where there are few cores.",
     "final": "Final quarter of training (filled, with its 95 % interval) and best update (hollow): a gap between them "
     "is a collapse. Small dots are seeds.",
     "profile": "Performance profile: the share of runs whose final quarter lies above each level. Higher is better.",
-    "improvement": "Probability that a run of the row beats a run of the column; bold where the 95 % interval leaves "
-    "out one half.",
+    "improvement": "Probability that a run of the row beats a run of the column (0 violet, 1 orange); bold where the "
+    "95 % interval leaves out one half.",
     "after_change": "Reward by steps since the hidden rule changed, final quarter of training: a memory that learns "
     "inside the life climbs, one that does not is level.",
     "life": "Evaluation life, slow weights frozen: level means that nothing is lost with age.",
@@ -192,9 +192,9 @@ def _improvement(numbers: Numbers, look: Looks) -> Figure:
     for (one, other), found in numbers.improvement.items():
         table[names.index(one), names.index(other)] = found.value
     longest = max(map(len, names))
-    side = min(WIDTH - 0.75 - 0.055 * longest, 0.42 * size)  # beside it stand the names and the colour bar
+    side = min(WIDTH - 0.3 - 0.055 * longest, 0.5 * size)  # the names stand beside it
     figure, (axes,) = new_figure(side + 0.15 + 0.04 * longest)
-    image = axes.imshow(table, cmap="PuOr_r", vmin=0.0, vmax=1.0)
+    axes.imshow(table, cmap="PuOr_r", vmin=0.0, vmax=1.0)
     for (one, other), found in numbers.improvement.items():
         certain = bool(found.low > 0.5 or found.high < 0.5)
         dark = abs(float(found.value) - 0.5) > 0.32
@@ -204,7 +204,7 @@ def _improvement(numbers: Numbers, look: Looks) -> Figure:
             f"{float(found.value):.2f}",
             ha="center",
             va="center",
-            fontsize=7.0 if size <= 6 else 4.6,
+            fontsize=7.0 if size <= 6 else 5.2,
             fontweight="bold" if certain else "normal",
             color="white" if dark else "black",
         )
@@ -213,9 +213,6 @@ def _improvement(numbers: Numbers, look: Looks) -> Figure:
     axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=axes, shrink=0.8, ticks=[0.0, 0.5, 1.0])
-    bar.set_label("P(row beats column)", fontsize=6.8)
-    bar.outline.set_visible(False)
     return figure
 
 

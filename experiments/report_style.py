@@ -92,8 +92,7 @@ def draw_references(axes: Axes, references: dict[str, float]) -> None:
     bottom, top = min(bottom, *levels), max(top, *levels)
     margin = 0.03 * (top - bottom)
     axes.set_ylim(bottom - margin, top + margin)
-    height = axes.get_figure().get_size_inches()[1]  # type: ignore[union-attr]
-    least = (top - bottom) * 0.13 * 2.4 / height  # a line of text
+    least = 0.075 * (top - bottom)  # a line of text, about
     for level, place in _spread(sorted(levels), least).items():
         text = "\n".join(levels[level]) if len(levels[level]) > 2 else ", ".join(levels[level])
         axes.annotate(

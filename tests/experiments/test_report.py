@@ -390,6 +390,14 @@ def test_a_report_is_a_page_figures_and_numbers(lifelong, folder):
         assert "order free" not in text
 
 
+def test_a_broken_plan_of_a_comparison_is_listed(lifelong, tmp_path):
+    write_run(tmp_path / "runs" / "a")
+    (tmp_path / "runs" / "compare.json").write_text('{"comparison": {}}')
+    result = lifelong("report", "runs")
+    assert result.returncode == 0
+    assert "left out: compare.json: corrupt" in result.stdout
+
+
 def test_json_and_csv_hold_the_same_numbers(lifelong, folder):
     assert lifelong("report", str(folder), "out=out").returncode == 0
     out = folder.parent / "out"
