@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from lifelong.memory import core_names, core_options, make_core
+from lifelong.memory.parametric import ParametricCore
 
 Work = Callable[[], object]
 
@@ -73,7 +74,7 @@ def main() -> None:
 
 def cost_table(options: argparse.Namespace) -> None:
     """The update and the step of every matrix core at 4,096 floats of fast weights, over those of ``lstm``."""
-    matrix = [name for name in core_names() if {"key_map", "value_dim"} <= set(core_options(name))]
+    matrix = [name for name in core_names() if isinstance(make_core(name, options.dim), ParametricCore)]
     cores = {"lstm, width 128": make_core("lstm", options.dim, hidden=128)}
     for name in options.cores or matrix:
         heads = core_options(name)["heads"].default

@@ -114,7 +114,7 @@ class Design:
     turn_ratio: float | None = None
     pairs: int = 1
     objective: str = "squared_error"
-    window: int = 4
+    window: int = 3
     huber_threshold: float = 1.0
     power: float = 1.5
     closed_loop: bool = False

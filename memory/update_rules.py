@@ -76,9 +76,13 @@ class GradientRule(nn.Module):
     S - S_0 simply decays, and S k = (S - S_0) k + S_0 k.
     """
 
+    _erases: Tensor
+
     def __init__(self, design: Design, key_width: int, value_dim: int) -> None:
         super().__init__()
-        self.design, self.heads, self.erase = design, len(design.kinds), design.erases
+        self.design, self.heads = design, len(design.kinds)
+        self.register_buffer("_erases", torch.tensor(design.erases), persistent=False)
+        self._erase = design.erases[0] if len(set(design.erases)) == 1 else None
         self.retention = Retention(design, key_width)
         self.error_function: ErrorFunction = SQUARED
         if design.objective == "huber":
@@ -122,7 +126,7 @@ class GradientRule(nn.Module):
             rate = implicit_write_rate(rate, key)
         log_decay = self.retention(gates[1:], gates[0] if design.pairs == 1 else rate[..., 0, :])
         options: dict[str, Any] = {
-            "erase": self.erase,
+            "erase": self._erases if self._erase is None else self._erase,
             "error_function": self.error_function,
             "reset_state": self.reset_state.get("fast_weights"),
             "implementation": design.implementation,
@@ -134,7 +138,7 @@ class GradientRule(nn.Module):
         at_goal = None
         if design.retention == "pull":
             at_goal = _through(self.goal, query)
-            value = value - _through(self.goal * _as_mask(self.erase, self.goal), key)
+            value = value - _through(self.goal * self._erases.view(-1, 1, 1), key)
         if design.pairs > 1 or self._window > 1:
             found, new = self._several(query, key, value, rate, log_decay, state, reset, is_step, options)
         else:
@@ -238,7 +242,3 @@ def _constant_gate(width: int, share: float) -> Gate:
 def _through(weights: Tensor, vectors: Tensor) -> Tensor:
     """S z: [H, Dv, Dk], [..., H, Dk] -> [..., H, Dv]."""
     return (weights @ vectors.unsqueeze(-1)).squeeze(-1)
-
-
-def _as_mask(switches: list[bool], like: Tensor) -> Tensor:
-    return torch.tensor(switches, device=like.device, dtype=like.dtype).view(-1, 1, 1)
