@@ -15,36 +15,62 @@ from tensordict import TensorDict
 from torch import Tensor
 
 
-class Write(NamedTuple):
-    """One write into fast weights, as the layer that did it reports it.
+class _Write(NamedTuple):
+    """What a layer reported of its step, each flattened; None where it does not apply."""
 
-    key:       [B, H, K], or [B, R, H, K] with several pairs a token
-    value:     [B, H, V], or [B, R, H, V]
-    log_decay: log a, [B, H] or per channel [B, H, K]; None for a = 1
-    before:    S_{t-1}, [B, H, V, K]
-    after:     S_t
-    """
-
-    key: Tensor
-    value: Tensor
-    log_decay: Tensor | None
-    before: Tensor
+    size: Tensor | None  # |S_t - a S_{t-1}| / |S_t|
+    before: Tensor  # |v - S k| before the write
     after: Tensor
+    forgotten: Tensor | None  # 1 - a
 
 
-_watched: ContextVar[list[Write] | None] = ContextVar("watched", default=None)
+_watched: ContextVar[list[_Write] | None] = ContextVar("watched", default=None)
 
 
 def report_write(key: Tensor, value: Tensor, log_decay: Tensor | None, before: Tensor, after: Tensor) -> None:
-    """To be called by a fast-weight layer in its step; does nothing unless somebody watches. See ``Write``."""
+    """To be called by a layer of matrices in its step; does nothing unless somebody watches.
+
+    Args:
+        key: [B, H, K], or [B, R, H, K] with several pairs a token.
+        value: [B, H, V], or [B, R, H, V].
+        log_decay: log a, [B, H] or per channel [B, H, K]; None for a = 1.
+        before, after: S_{t-1} and S_t, [B, H, V, K].
+    """
+    writes = _watched.get()
+    if writes is None:
+        return
+    kept = before
+    if log_decay is not None:
+        decay = log_decay.exp()
+        kept = kept * (decay[..., None, None] if decay.dim() == kept.dim() - 2 else decay.unsqueeze(-2))
+
+    def surprise(weights: Tensor) -> Tensor:
+        weights = weights.unsqueeze(1) if key.dim() == weights.dim() else weights
+        return (value - (weights @ key.unsqueeze(-1)).squeeze(-1)).norm(dim=-1).flatten()
+
+    size = (after - kept).norm(dim=(-2, -1)) / after.norm(dim=(-2, -1))
+    writes.append(_Write(size.flatten(), surprise(kept), surprise(after), _forgotten(log_decay)))
+
+
+def report_answers(
+    value: Tensor, before: Callable[[], Tensor], after: Callable[[], Tensor], log_decay: Tensor | None
+) -> None:
+    """The same for any other model: what it answered to its key before and after the write, [B, H, V], as functions
+    that are called only if somebody watches.
+    """
     writes = _watched.get()
     if writes is not None:
-        writes.append(Write(key, value, log_decay, before, after))
+        surprises = ((value - answer()).norm(dim=-1).flatten() for answer in (before, after))
+        writes.append(_Write(None, *surprises, _forgotten(log_decay)))
+
+
+def _forgotten(log_decay: Tensor | None) -> Tensor | None:
+    return None if log_decay is None else -torch.expm1(log_decay.double()).flatten()
 
 
 @contextmanager
-def _watch() -> Iterator[list[Write]]:
-    writes: list[Write] = []
+def _watch() -> Iterator[list[_Write]]:
+    writes: list[_Write] = []
     token = _watched.set(writes)
     try:
         yield writes
@@ -111,51 +137,36 @@ def measure(
         return {name: value for name, value in found.items() if value == value}
     with _watch() as writes:
         _, after = step(inputs, state)
-    found.update(_of_writes(writes) if writes else {"write_size": _change(state, after)})
+    found["write_size"] = _change(state, after)
+    found.update(_means(writes))
     return {name: value for name, value in found.items() if value == value}
 
 
 def _is_fast_weights(key: str | tuple[str, ...]) -> bool:
-    return (key if isinstance(key, str) else key[-1]).startswith("fast_weights")
+    return (key if isinstance(key, str) else key[-1]).startswith(("fast_weights", "weights"))
 
 
 def _change(before: TensorDict, after: TensorDict) -> float:
     """|s' - s| / |s'|, mean over lives."""
 
-    def flat(state: TensorDict) -> Tensor:
-        leaves = [leaf.flatten(1).double() for leaf in state.values(True, True) if leaf.is_floating_point()]
-        return torch.cat(leaves, 1)
-
-    old, new = flat(before), flat(after)
+    names = [key for key in before.keys(True, True) if before.get(key).is_floating_point()]
+    old, new = (torch.cat([state.get(key).flatten(1).double() for key in names], 1) for state in (before, after))
     return float(((new - old).norm(dim=1) / new.norm(dim=1)).nanmean())
 
 
-def _of_writes(writes: list[Write]) -> dict[str, float]:
-    """Means over layers, lives, heads and pairs."""
-    sizes, before, after, horizons = [], [], [], []
-    for write in writes:
-        kept = write.before
-        if write.log_decay is not None:
-            decay = write.log_decay.exp()
-            kept = kept * (decay[..., None, None] if decay.dim() == kept.dim() - 2 else decay.unsqueeze(-2))
-            horizons.append(-torch.expm1(write.log_decay.double()).flatten())
-        sizes.append(((write.after - kept).norm(dim=(-2, -1)) / write.after.norm(dim=(-2, -1))).flatten())
-        before.append(_surprise(kept, write).flatten())
-        after.append(_surprise(write.after, write).flatten())
+def _means(writes: list[_Write]) -> dict[str, float]:
+    """Over layers, lives, heads and pairs; nothing where nothing was reported."""
+    if not writes:
+        return {}
     found = {
-        "write_size": float(torch.cat(sizes).nanmean()),
-        "surprise_before": float(torch.cat(before).mean()),
-        "surprise_after": float(torch.cat(after).mean()),
+        "surprise_before": float(torch.cat([write.before for write in writes]).mean()),
+        "surprise_after": float(torch.cat([write.after for write in writes]).mean()),
     }
-    if horizons:
-        forgotten = torch.cat(horizons).clamp_min(torch.finfo(torch.float32).tiny)
-        found["decay_horizon"] = float(forgotten.log().mean().neg().exp())
+    sizes = [write.size for write in writes if write.size is not None]
+    if sizes:
+        found["write_size"] = float(torch.cat(sizes).nanmean())
+    forgotten = [write.forgotten for write in writes if write.forgotten is not None]
+    if forgotten:
+        least = torch.finfo(torch.float32).tiny
+        found["decay_horizon"] = float(torch.cat(forgotten).clamp_min(least).log().mean().neg().exp())
     return found
-
-
-def _surprise(weights: Tensor, write: Write) -> Tensor:
-    """|v - S k|."""
-    if write.key.dim() == weights.dim():  # several pairs a token
-        weights = weights.unsqueeze(1)
-    answer = (weights @ write.key.unsqueeze(-1)).squeeze(-1)
-    return (write.value - answer).norm(dim=-1)

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lifelong.kernels import FastWeightOutput, fast_weight_attention, fast_weight_step
+from lifelong.memory.health import report_write
 from lifelong.memory.layered import LayeredCore, MemoryLayer, check_at_least
 from lifelong.memory.learned_reset import ResetState
 from lifelong.memory.registry import register_core
@@ -81,12 +82,13 @@ class Mamba2Layer(MemoryLayer):
         value, key, query = nn.functional.silu(mixed).split(self._widths, -1)
         value = value.unflatten(-1, (self.heads, self.head_dim))
         step = nn.functional.softplus(step + self.step_bias)
+        log_decay = -step * self.log_decay_rate.exp()
         memory = operation(
             self._per_head(query),
             self._per_head(key),
             value,
             step,
-            -step * self.log_decay_rate.exp(),
+            log_decay,
             None,  # no momentum
             False,  # nothing is erased
             reset,
@@ -94,6 +96,7 @@ class Mamba2Layer(MemoryLayer):
             reset_state=self.reset_state.get("fast_weights"),
         )
         new_state["fast_weights"] = memory.state
+        report_write(self._per_head(key), value, log_decay, state.get("fast_weights"), memory.state)
         read = (memory.output + self.skip.unsqueeze(-1) * value).flatten(-2)
         return inputs + self.output_projection(self.read_norm(read * nn.functional.silu(gate))), new_state
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lifelong.kernels import MesaState, mesa_attention
 from lifelong.memory.design import check_word
+from lifelong.memory.health import report_answers
 from lifelong.memory.labels import Gate, Labels
 from lifelong.memory.layered import LayeredCore
 from lifelong.memory.learned_reset import ResetState
@@ -99,18 +100,30 @@ class MesaRule(Rule):
     def forward(
         self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        regulariser = nn.functional.softplus(self.regulariser) + _LEAST_REGULARISER
+        log_decay = nn.functional.logsigmoid(gates[1]) if len(gates) > 1 else None
+        before = MesaState(state["values"], state["keys"])
         found = mesa_attention(
             labels.query,
             labels.key,
             labels.value,
             gates[0].sigmoid(),
-            nn.functional.softplus(self.regulariser) + _LEAST_REGULARISER,
-            nn.functional.logsigmoid(gates[1]) if len(gates) > 1 else None,
+            regulariser,
+            log_decay,
             reset,
-            MesaState(state["values"], state["keys"]),
+            before,
             self.design.implementation,
             iterations=self.design.iterations,
         )
+
+        def answer(moments: MesaState) -> Tensor:
+            """To the key, with nothing written."""
+            nothing = torch.zeros_like(gates[0])
+            return mesa_attention(
+                labels.key, labels.key, labels.value, nothing, regulariser, initial_state=moments
+            ).output
+
+        report_answers(labels.value, lambda: answer(before), lambda: answer(found.state), log_decay)
         return found.output, found.state._asdict()
 
 

@@ -67,7 +67,7 @@ def test_every_core_reports_and_a_reset_reports_a_fresh_life(name):
         return
     assert {"state_norm", "state_max", "state_non_finite", "write_size"} <= set(found)
     everywhere = torch.ones(LIVES, dtype=torch.bool)
-    assert core.health(state, inputs, everywhere) == core.health(core.initial_state(LIVES), inputs)
+    assert core.health(state, inputs, everywhere) == pytest.approx(core.health(core.initial_state(LIVES), inputs))
     assert core.health(state, inputs, ~everywhere) == found
 
 
@@ -91,6 +91,29 @@ def test_a_watched_step_of_fast_weights_says_what_the_kernel_says():
     assert found["surprise_after"] == pytest.approx(float(left.mean()), rel=1e-4)
     forgotten = 1 - log_decay.double().exp()
     assert found["decay_horizon"] == pytest.approx(float((-forgotten.log().mean()).exp()), rel=1e-3)
+
+
+def test_least_squares_answers_are_reported_before_and_after_the_write():
+    core, state, inputs = lived("mesa", heads=1, head_dim=4, retention="none")
+    layer, before = core.layers["layer_0"], state["layer_0"]
+    with torch.no_grad():
+        labels, _ = layer.labels.step(inputs, dict(before.items()), None)
+        rate = labels.gates[-1].sigmoid()
+        regulariser = torch.nn.functional.softplus(layer.rule.regulariser).diag_embed()
+
+        def surprise(values, keys):
+            fitted = torch.linalg.solve(keys + regulariser, values, left=False)
+            return float((labels.value - (fitted @ labels.key.unsqueeze(-1)).squeeze(-1)).norm(dim=-1).mean())
+
+        key, value = labels.key.unsqueeze(-1), labels.value.unsqueeze(-1)
+        after = [
+            before["values"] + rate[..., None, None] * value @ key.mT,
+            before["keys"] + rate[..., None, None] * key @ key.mT,
+        ]
+    found = core.health(state, inputs)
+    assert found["surprise_before"] == pytest.approx(surprise(before["values"], before["keys"]), rel=0.05)
+    assert found["surprise_after"] == pytest.approx(surprise(*after), rel=0.05)
+    assert found["surprise_after"] < found["surprise_before"]
 
 
 def test_what_never_decays_has_no_horizon_and_the_first_write_is_all_there_is():
