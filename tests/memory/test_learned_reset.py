@@ -1,4 +1,4 @@
-"""A learned reset state: where a life begins, with gradient. (The contract suite runs every core with it, too.)"""
+"""A learned reset state: where a life begins, with gradient. (The contract suite runs many cores with it, too.)"""
 
 from __future__ import annotations
 
