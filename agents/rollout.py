@@ -179,6 +179,7 @@ class Lives:
         memory = TensorDict.from_dict(state["memory"], batch_size=size)
         self.state, self.last = memory["core"], memory["previous"]
         self.state.batch_size = self.last.batch_size = self.last["observation"].batch_size = torch.Size(size)
+        self.agent.core.check_state(self.state)
         self.reset, self.observation = state["reset"], state["observation"]
         self.situation = {} if state["rule_age"] is None else {"steps_since_change": state["rule_age"]}
         self.generator.set_state(state["generator"])

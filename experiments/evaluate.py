@@ -23,6 +23,7 @@ from lifelong.experiments.errors import RunFailed, UserError, did_you_mean, whol
 from lifelong.experiments.process_memory import resident_bytes
 from lifelong.experiments.run_folder import find_checkpoint, locked, write_json
 from lifelong.experiments.summary import metric_name, reference_levels
+from lifelong.memory import LifeTooLong
 
 # Held-out lives: seeds that no training run of up to this many seeds draws.
 HELD_OUT = 1_000_003
@@ -166,7 +167,7 @@ class _Record:
         started = time.monotonic()
         try:
             span = self.life.run_to(stop)
-        except NonFinite as error:
+        except (NonFinite, LifeTooLong) as error:
             raise RunFailed(f"{error}; what came before is in {self.target}") from error
         seconds = time.monotonic() - started
         value = span.episode_return if self.per_episode else span.reward_rate

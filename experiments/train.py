@@ -21,6 +21,7 @@ from lifelong.experiments.errors import RunFailed, UserError, whole_number
 from lifelong.experiments.run_folder import CHECKPOINTS, append_command, create_run_folder, find_checkpoint, locked
 from lifelong.experiments.run_log import RunLog
 from lifelong.experiments.summary import score_of, summarise, write_summary
+from lifelong.memory import LifeTooLong
 
 
 def train(overrides: list[str]) -> int:
@@ -99,7 +100,7 @@ class _Run:
         before, started = trainer.frames, time.monotonic()
         try:
             metrics = trainer.update()
-        except (NonFinite, EnvironmentFault) as error:
+        except (NonFinite, EnvironmentFault, LifeTooLong) as error:
             self.log.close()
             raise RunFailed(f"{error}; {self._last_good()}") from error
         seconds = time.monotonic() - started

@@ -21,13 +21,13 @@ from lifelong.memory import (  # noqa: F401  (registers the cores)
     softmax,
     softmax_evicting,
 )
-from lifelong.memory.core import MemoryCore
+from lifelong.memory.core import LifeTooLong, MemoryCore
 from lifelong.memory.registry import core_names, core_options, make_core, register_core
 
 if TYPE_CHECKING:
     from lifelong.memory.torchrl_module import MemoryModule
 
-__all__ = ["MemoryCore", "MemoryModule", "core_names", "core_options", "make_core", "register_core"]
+__all__ = ["LifeTooLong", "MemoryCore", "MemoryModule", "core_names", "core_options", "make_core", "register_core"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,14 +14,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lifelong.memory.core import MemoryCore
+from lifelong.memory.core import LifeTooLong, MemoryCore
 from lifelong.memory.feed_forward import FeedForward
 from lifelong.memory.resets import clear, segments
 from lifelong.memory.rotary import positions
-
-
-class LifeTooLong(ValueError):
-    """A life has outgrown a memory that forgets nothing and has a fixed size."""
 
 
 class Timeline(NamedTuple):

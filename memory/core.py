@@ -18,6 +18,10 @@ from torch import Tensor, nn
 from lifelong.memory.health import measure
 
 
+class LifeTooLong(ValueError):
+    """A life has outgrown a memory that forgets nothing and has a fixed size: says which life, and at which step."""
+
+
 class MemoryCore(nn.Module, ABC):
     """Base class of all memory cores.
 
@@ -91,9 +95,32 @@ class MemoryCore(nn.Module, ABC):
             state = state.apply(lambda old, new: torch.where(reset.view(-1, *[1] * (old.dim() - 1)), new, old), fresh)
         return measure(self.step, state, inputs)
 
+    def check_state(self, state: TensorDict) -> None:
+        """Refuse a state, batch [B], that another core wrote, or this one with other options.
+
+        Raises:
+            ValueError: names the core and the tensors that differ.
+        """
+        found, wanted = _layout(state), _layout(self.initial_state(1))
+        if found != wanted:
+            lacking, foreign = (
+                ", ".join(f"{name} {list(shape)}" for name, shape in a if (name, shape) not in b) or "nothing"
+                for a, b in ((wanted, found), (found, wanted))
+            )
+            raise ValueError(
+                f"this state is not one of {type(self).__name__} with its options: it lacks {lacking}, and what it has "
+                f"instead is {foreign}"
+            )
+
     def _zeros(self, *shape: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Zeros on the device and in the dtype of the parameters, unless others are asked for."""
         like = next(self.parameters(), None)
         if like is not None:
             device, dtype = device or like.device, dtype or like.dtype
         return torch.zeros(shape, device=device, dtype=dtype)
+
+
+def _layout(state: TensorDict) -> list[tuple[str, tuple[int, ...]]]:
+    """The dotted names and shapes of one life's tensors, by name."""
+    leaves = state.items(include_nested=True, leaves_only=True)
+    return sorted((".".join(key) if isinstance(key, tuple) else key, tuple(leaf.shape[1:])) for key, leaf in leaves)

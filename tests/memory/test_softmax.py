@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lifelong.memory import MemoryCore, make_core
-from lifelong.memory.attention_cache import LifeTooLong, Timeline
+from lifelong.memory import LifeTooLong, MemoryCore, make_core
+from lifelong.memory.attention_cache import Timeline
 from lifelong.memory.softmax import SoftmaxLayer
 from lifelong.memory.softmax_evicting import EvictingCache
 
