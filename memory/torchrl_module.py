@@ -161,7 +161,7 @@ def _with_learned_starts(stored: TensorDict, is_init: Tensor, learned: TensorDic
     """``stored`` [B, T] with ``learned`` [1] where it ``is_init`` [B, T] and zero."""
     starts = is_init
     for leaf in stored.values(True, True):
-        starts = starts & ~leaf.flatten(2).any(2)
+        starts = starts & ~leaf.reshape(*starts.shape, -1).any(2)
     loaded = TensorDict({}, stored.batch_size)
     for key in stored.keys(True, True):
         leaf = stored.get(key)

@@ -16,12 +16,22 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 from torchrl.collectors import Collector
-from torchrl.envs import Compose, GymEnv, InitTracker, SerialEnv, StepCounter, TransformedEnv, check_env_specs
+from torchrl.envs import (
+    Compose,
+    GymEnv,
+    InitTracker,
+    ParallelEnv,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+)
 from torchrl.modules import GRUModule, LSTMModule, set_recurrent_mode
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from lifelong.memory import MemoryModule, core_names, make_core
+from lifelong.memory.learned_reset import ResetState
 
 DIM = 8
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -29,15 +39,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "linear_attention": {"heads": 2, "head_dim": 4},
     "lstm": {"layers": 2, "hidden": 5},
     "gru": {"layers": 2, "hidden": 5},
+    "softmax": {"capacity": 64, "heads": 2, "head_dim": 4},
+    "gtrxl": {"memory_steps": 5, "heads": 2, "head_dim": 4, "reset_state": "learned"},
 }
 every_core = pytest.mark.parametrize("name", core_names())
+# What collects or trains is slow, and differs by the kind of state: nested, flat, with a counter, learned, none.
+some_cores = pytest.mark.parametrize("name", ["gated_delta", "lstm", "softmax", "gtrxl", "none"])
 
 
 def module_of(name: str, **keys: Any) -> MemoryModule:
+    """Around the core ``name``; a reset state that can be learned is random."""
     torch.manual_seed(0)
-    return MemoryModule(
-        make_core(name, DIM, **OPTIONS.get(name, {})), **(keys or {"in_key": "x", "out_key": "y"})
-    ).double()
+    core = make_core(name, DIM, **OPTIONS.get(name, {}))
+    for parameter in (p for module in core.modules() if isinstance(module, ResetState) for p in module.parameters()):
+        nn.init.normal_(parameter)
+    return MemoryModule(core, **(keys or {"in_key": "x", "out_key": "y"})).double()
 
 
 def recorded(module: MemoryModule, *batch: int, load: bool) -> TensorDict:
@@ -48,7 +64,7 @@ def recorded(module: MemoryModule, *batch: int, load: bool) -> TensorDict:
     """
     torch.manual_seed(1)
     *lives, steps = batch
-    states, steps_recorded = module.core.initial_state(int(torch.tensor(lives).prod())), []
+    states, steps_recorded = module.core.initial_state(int(torch.tensor(lives).prod())).apply(torch.zeros_like), []
     for t in range(steps):
         is_init = torch.rand(*lives, 1) < (0.3 if t else 0.5)
         is_init.view(-1)[0] |= t == 3
@@ -56,11 +72,11 @@ def recorded(module: MemoryModule, *batch: int, load: bool) -> TensorDict:
             other = states.apply(lambda leaf: torch.randn_like(leaf) if leaf.is_floating_point() else leaf + 3)
             states = torch.where(is_init.flatten(), other, states)
         else:
-            states = torch.where(is_init.flatten(), module.core.initial_state(len(states)), states)
+            states = torch.where(is_init.flatten(), states.apply(torch.zeros_like), states)  # the primer's
         x = torch.randn(*lives, DIM, dtype=torch.float64)
         step = TensorDict({"x": x, "is_init": is_init, "memory": states.reshape(*lives)}, lives)
         with torch.no_grad():
-            outputs, states = module.core.step(x.reshape(-1, DIM), states)
+            outputs, states = module.core.step(x.reshape(-1, DIM), states, None if load else is_init.flatten())
         step["wanted"], step["wanted_next"] = outputs.reshape(*lives, DIM), states.reshape(*lives)
         steps_recorded.append(step)
     return torch.stack(steps_recorded, len(lives)).contiguous()
@@ -191,7 +207,7 @@ def batches(env: TransformedEnv, policy: nn.Module, number: int, frames: int = 6
         collector.shutdown()
 
 
-@every_core
+@some_cores
 def test_in_a_stock_collector_the_log_probabilities_are_recomputed_as_they_were_collected(name: str) -> None:
     torch.manual_seed(0)
     module = module_of(name).float()
@@ -205,7 +221,7 @@ def test_in_a_stock_collector_the_log_probabilities_are_recomputed_as_they_were_
         torch.testing.assert_close(again, batch["action_log_prob"], rtol=0.0, atol=1e-5)
 
 
-@every_core
+@some_cores
 def test_clip_ppo_trains_it_with_advantages_from_gae(name: str) -> None:
     torch.manual_seed(0)
     module = module_of(name).float()
@@ -230,7 +246,7 @@ def test_clip_ppo_trains_it_with_advantages_from_gae(name: str) -> None:
         optimizer.step()
 
 
-@every_core
+@some_cores
 def test_gae_over_the_value_network_equals_gae_over_the_values_of_the_steps(name: str) -> None:
     # The "next" stream of GAE is where loading a state and dropping it differ, at episodes that are truncated.
     torch.manual_seed(0)
@@ -265,7 +281,7 @@ def with_values(batch: TensorDictBase, network: nn.Module) -> TensorDictBase:
     return valued
 
 
-@pytest.mark.parametrize("name", [name for name in core_names() if name != "none"])
+@pytest.mark.parametrize("name", ["gated_delta", "lstm", "softmax", "gtrxl"])
 def test_forgetting_the_primer_is_an_error_that_says_what_to_do(name: str) -> None:
     module = module_of(name).float()
     with pytest.raises(
@@ -274,7 +290,7 @@ def test_forgetting_the_primer_is_an_error_that_says_what_to_do(name: str) -> No
         list(batches(environment(InitTracker()), policy_of(module), 1))
 
 
-@every_core
+@some_cores
 def test_forgetting_the_init_tracker_is_an_error_that_says_what_to_do(name: str) -> None:
     module = module_of(name).float()
     with pytest.raises(RuntimeError, match=r"found no is_init .*append torchrl\.envs\.InitTracker\(\)"):
@@ -293,6 +309,39 @@ def test_states_may_be_kept_under_keys_of_the_users_own_nested_or_not() -> None:
         with set_recurrent_mode(True), torch.no_grad():
             again = policy.get_dist(batch.select(*policy.in_keys)).log_prob(batch["action"])
         torch.testing.assert_close(again, batch["action_log_prob"], rtol=0.0, atol=1e-5)
+
+
+def test_the_primers_zeros_begin_a_life_as_a_learned_reset_state_does() -> None:
+    module = module_of("gtrxl")
+    fresh = module.core.initial_state(3)
+    torch.manual_seed(2)
+    batch = {"x": torch.randn(3, 7, DIM, dtype=torch.float64), "is_init": torch.zeros(3, 7, 1, dtype=torch.bool)}
+    batch["is_init"][:, [0, 4]] = True
+    stored = TensorDict(batch, [3, 7])
+    for state, (shape, dtype) in zip(module.state_keys, module._specs, strict=True):
+        stored[state] = torch.zeros(3, 7, *shape, dtype=dtype)
+    with set_recurrent_mode(True):
+        found = module(stored)["y"]
+    wanted = module.core(batch["x"], fresh, batch["is_init"][..., 0])[0]
+    torch.testing.assert_close(found, wanted, rtol=0.0, atol=1e-12)
+    learned = [p for name, p in module.named_parameters() if "learned" in name]
+    assert len(learned) == 1
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), learned) for y in (found, wanted)), strict=True):
+        assert b.any()
+        torch.testing.assert_close(a, b, rtol=0.0, atol=1e-10)
+
+
+def test_it_works_in_environments_that_run_in_processes() -> None:
+    module = module_of("softmax").float()
+    envs = ParallelEnv(2, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True), mp_start_method="fork")
+    env = TransformedEnv(envs, Compose(StepCounter(7), InitTracker(), module.make_tensordict_primer()))
+    policy = policy_of(module)
+    (batch,) = batches(env, policy, 1, frames=40)
+    assert batch["is_init"][:, 1:].any()
+    assert int(batch["memory", "life_step"].max()) == 6  # a life has 7 steps
+    with set_recurrent_mode(True), torch.no_grad():
+        again = policy.get_dist(batch.select(*policy.in_keys)).log_prob(batch["action"])
+    torch.testing.assert_close(again, batch["action_log_prob"], rtol=0.0, atol=1e-5)
 
 
 def test_one_environment_without_a_batch_axis_is_served_too() -> None:
