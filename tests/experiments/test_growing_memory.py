@@ -9,9 +9,8 @@ import pytest
 from lifelong.experiments import train
 from lifelong.experiments.cli import main
 
-SIZES = (
-    "env.num_lives=2 agent.width=16 algorithm.segment=8 algorithm.epochs=1 algorithm.minibatches=1 frames=64".split()
-)
+SIZES = ["env.num_lives=2", "agent.width=16", "frames=64"]
+SIZES += [f"algorithm.{option}" for option in ("segment=8", "epochs=1", "minibatches=1")]
 
 
 def test_training_says_at_which_step_a_life_no_longer_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
