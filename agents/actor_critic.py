@@ -144,6 +144,16 @@ class ActorCritic(nn.Module):
         Returns:
             the trunk [B, T, D] (the critic's input) and the policy's parameters [B, T, P].
         """
+        outputs, _ = self._run(steps, memory)
+        trunk = self.trunk_norm(outputs)
+        return trunk, self.policy(trunk)
+
+    def remember(self, steps: TensorDict, memory: TensorDict) -> TensorDict:
+        """The core's state after a segment, batch [B], as the present weights have it; arguments as in ``sequence``."""
+        _, state = self._run(steps, memory)
+        return state
+
+    def _run(self, steps: TensorDict, memory: TensorDict) -> tuple[Tensor, TensorDict]:
         previous = memory["previous"]
         observation = {
             key: torch.cat([previous["observation", key].unsqueeze(1), value], 1)
@@ -157,9 +167,7 @@ class ActorCritic(nn.Module):
             _shift(previous["soft_reset"], steps["soft_reset"]),
         )
         token = self._make_token(embedding[:, 1:], before, steps["reset"])
-        outputs, _ = self.core(token, memory["core"], steps["reset"])
-        trunk = self.trunk_norm(outputs)
-        return trunk, self.policy(trunk)
+        return self.core(token, memory["core"], steps["reset"])
 
     def _make_token(self, embedding: Tensor, previous: Previous, reset: Tensor) -> Tensor:
         reward = previous.reward

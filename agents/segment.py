@@ -22,11 +22,19 @@ def add_advantages(segment: TensorDict, gamma: float, gae_lambda: float) -> None
         delta_t = r_t + gamma V'_t (1 - terminated_t) - V_t,      A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}
 
     V'_t is V(o_{t+1}), the value of the final observation where a life was truncated, and the bootstrap at the
-    segment's end; it was stored at collection, so the core is not run again. A soft reset changes nothing: the
-    return goes on. (Schulman et al. 2016, eq. 16; TorchRL's GAE with ``value_network=None``.)
+    segment's end; it was stored at collection, so the core is not run again. A soft reset changes nothing: the return
+    goes on. r is ``learned_reward`` where there is one (``lifelong.agents.reward_scale``). (Schulman et al. 2016, eq.
+    16; TorchRL's GAE with ``value_network=None``.)
     """
     estimator = GAE(gamma=gamma, lmbda=gae_lambda, value_network=None)
+    if "learned_reward" in segment["steps", "next"].keys():  # noqa: SIM118 - a TensorDict
+        estimator.set_keys(reward="learned_reward")
     estimator(segment["steps"])
+
+
+def standardize(advantage: Tensor) -> Tensor:
+    """Mean 0 and deviation 1 over the minibatch."""
+    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
 
 
 def explained_variance(segment: TensorDict) -> Tensor:

@@ -1,6 +1,6 @@
 """The training loop: collect a segment, improve the agent on it, say what happened. Nothing here writes files.
 
-    trainer = Trainer(env, agent, PPOConfig(), seed=0, total_frames=1_000_000)
+    trainer = Trainer(env, agent, AlgorithmConfig(), seed=0, total_frames=1_000_000)
     while not trainer.done:
         metrics = trainer.update()
 
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from lifelong.agents.actor_critic import ActorCritic
+from lifelong.agents.algorithm import Algorithm, AlgorithmConfig
 from lifelong.agents.health import memory_health, refuse_broken_memory
-from lifelong.agents.ppo import PPO, PPOConfig
 from lifelong.agents.rollout import Environment, Lives, collect_segment
 
 
@@ -32,13 +32,15 @@ class Trainer:
         total_frames: where the schedules end and ``done`` becomes true. A frame is one step of one life.
     """
 
-    def __init__(self, env: Environment, agent: ActorCritic, config: PPOConfig, seed: int, total_frames: int) -> None:
+    def __init__(
+        self, env: Environment, agent: ActorCritic, config: AlgorithmConfig, seed: int, total_frames: int
+    ) -> None:
         config.check(env.num_lives)
         device = agent.token.weight.device
         self.config = config
         self.agent = agent
         self.lives = Lives(env, agent, torch.Generator(device).manual_seed(seed))
-        self.algorithm = PPO(agent, config, torch.Generator().manual_seed(seed + 1))
+        self.algorithm = Algorithm(agent, config, torch.Generator().manual_seed(seed + 1))
         self.total_frames = total_frames
         self.frames = 0
         self.timings = {"collect": 0.0, "update": 0.0}  # process CPU seconds of the last update

@@ -24,7 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lifelong.agents import PPOConfig
+from lifelong.agents import AlgorithmConfig
 from lifelong.envs import env_names
 from lifelong.experiments.errors import UserError, did_you_mean
 from lifelong.memory import core_names, core_options
@@ -60,7 +60,7 @@ class RunConfig:
 
     env: dict[str, Any]
     memory: dict[str, Any]
-    algorithm: PPOConfig = field(default_factory=PPOConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)

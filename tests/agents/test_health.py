@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lifelong.agents import Lives, NonFinite, PPOConfig, Trainer, collect_segment, evaluate_lives
+from lifelong.agents import AlgorithmConfig, Lives, NonFinite, Trainer, collect_segment, evaluate_lives
 from lifelong.agents.health import memory_health
 
 
@@ -15,7 +15,7 @@ from lifelong.agents.health import memory_health
 def test_an_update_logs_the_health_of_the_memory(scripted_env, make_agent, core):
     env = scripted_env(lives=4, steps=64)
     agent = make_agent(env, core)
-    trainer = Trainer(env, agent, PPOConfig(segment=16), seed=0, total_frames=64)
+    trainer = Trainer(env, agent, AlgorithmConfig(segment=16), seed=0, total_frames=64)
     logged = {name: value for name, value in trainer.update().items() if name.startswith("memory/")}
     assert all(math.isfinite(value) for value in logged.values())
     assert logged["memory/state_bytes"] == agent.core.state_bytes()
@@ -48,7 +48,7 @@ def break_state(lives: Lives, life: int) -> None:
 
 def test_a_memory_that_breaks_in_a_step_is_named_with_life_and_step(scripted_env, make_agent):
     env = scripted_env(lives=4, steps=64, ends=0.0)
-    trainer = Trainer(env, make_agent(env), PPOConfig(segment=16), seed=0, total_frames=640)
+    trainer = Trainer(env, make_agent(env), AlgorithmConfig(segment=16), seed=0, total_frames=640)
     trainer.update()
     break_state(trainer.lives, 2)
     with pytest.raises(NonFinite, match=r"memory GatedDelta: layer_0.fast_weights of life 2 .* at its step 16"):
@@ -57,7 +57,7 @@ def test_a_memory_that_breaks_in_a_step_is_named_with_life_and_step(scripted_env
 
 def test_a_memory_that_breaks_unread_is_found_at_the_end_of_the_segment(scripted_env, make_agent, monkeypatch):
     env = scripted_env(lives=4, steps=64, ends=0.0)
-    trainer = Trainer(env, make_agent(env), PPOConfig(segment=16), seed=0, total_frames=640)
+    trainer = Trainer(env, make_agent(env), AlgorithmConfig(segment=16), seed=0, total_frames=640)
 
     def collect_and_break(lives: Lives, length: int):
         segment = collect_segment(lives, length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lifelong.agents import ActorCritic, PPOConfig, Trainer
+from lifelong.agents import ActorCritic, AlgorithmConfig, Trainer
 from lifelong.envs import make_env
 from lifelong.memory import make_core
 
@@ -16,7 +16,7 @@ def score_after_training(core: str) -> float:
     env = make_env({"name": "associative_recall", "num_lives": 64, "seed": 0, "pairs": 2, "values": 2})
     options = {"heads": 2, "head_dim": 16} if core == "gated_delta" else {}
     agent = ActorCritic(env.observation_spec, env.action_spec, make_core(core, 32, **options), head_width=32)
-    config = PPOConfig(segment=32, minibatches=4, learning_rate=3e-3, gamma=0.5, gae_lambda=0.9)
+    config = AlgorithmConfig(segment=32, minibatches=4, learning_rate=3e-3, gamma=0.5, gae_lambda=0.9)
     trainer = Trainer(env, agent, config, seed=0, total_frames=90_000)
     while not trainer.done:
         metrics = trainer.update()

@@ -7,7 +7,7 @@ import torch
 from torchrl.data import Bounded, MultiCategorical
 from torchrl.data import Categorical as CategoricalSpec
 
-from lifelong.agents import Lives, PPOConfig, Trainer, collect_segment
+from lifelong.agents import AlgorithmConfig, Lives, Trainer, collect_segment
 from lifelong.memory import core_names
 
 ACTION_SPECS = {
@@ -37,7 +37,7 @@ def test_the_update_computes_the_log_probabilities_and_values_that_the_rollout_a
 @pytest.mark.parametrize("kind", ACTION_SPECS)
 def test_the_ratio_is_one_for_every_kind_of_action(scripted_env, make_agent, kind):
     env = scripted_env(lives=4, steps=32, action_spec=ACTION_SPECS[kind])
-    trainer = Trainer(env, make_agent(env), PPOConfig(segment=32), seed=0, total_frames=1000)
+    trainer = Trainer(env, make_agent(env), AlgorithmConfig(segment=32), seed=0, total_frames=1000)
     assert trainer.update()["train/ratio_deviation"] < 1e-5
 
 

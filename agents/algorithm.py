@@ -1,9 +1,21 @@
-"""Proximal policy optimisation (Schulman et al. 2017) over segments of unbroken lives, on TorchRL's ClipPPOLoss.
+"""How the slow weights learn from a segment: PPO, A2C and V-trace over unbroken lives, on TorchRL's losses.
 
-    L = -E min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V - V_target)^2 - c_e H,     rho = pi(a | s) / pi_old(a | s)
+With rho = pi(a | s) / mu(a | s), mu the policy that acted, H the entropy, and advantages A and value targets G:
 
-Minibatches are made of whole lives. The core runs once per minibatch: the actor writes the trunk, and the critic
-reads it there.
+    ppo     L = -E min(rho A, clip(rho, 1 - eps, 1 + eps) A)   A, G by generalised advantage estimation, once a segment
+    a2c     L = -E log pi(a | s) A                             the same A, G; one pass over the segment
+    vtrace  L = -E log pi(a | s) A                             A, G by V-trace, again for every minibatch
+    + c_v (V - G)^2 - c_e H
+
+(Schulman et al. 2017; Mnih et al. 2016; Espeholt et al. 2018.) Minibatches are made of whole lives. The core runs once
+per minibatch: the actor leaves the trunk, and the critic reads it there.
+
+The objective is discounted, or the average reward: rewards are centred, r - r_bar, and
+
+    r_bar <- r_bar + eta E[r - r_bar + gamma V' - V]
+
+once a segment (Wan, Naik, Sutton 2021). With gamma = 1 that is the differential value of a life without end; below 1,
+reward centring (Naik et al. 2024).
 """
 
 from __future__ import annotations
@@ -14,19 +26,21 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
-from torch.distributions import Distribution
-from torchrl.objectives import ClipPPOLoss
 
 from lifelong.agents.actor_critic import ActorCritic
 from lifelong.agents.faults import NonFinite
+from lifelong.agents.history import History
+from lifelong.agents.losses import LOGGED, Loss, make_loss
+from lifelong.agents.reward_scale import RewardScale
 from lifelong.agents.segment import add_advantages, explained_variance
+
+ALGORITHMS = ("ppo", "a2c", "vtrace")
+OBJECTIVES = ("discounted", "average_reward")
 
 
 @dataclass
-class PPOConfig:
-    """Options of PPO; the config file ``algorithm/ppo.yaml`` explains each."""
+class AlgorithmConfig:
+    """Options of all algorithms; the files ``algorithm/{ppo,a2c,vtrace}.yaml`` explain those that each has."""
 
     name: str = "ppo"
     segment: int = 128
@@ -36,35 +50,49 @@ class PPOConfig:
     final_learning_rate: float = 1e-3
     adam_epsilon: float = 1e-5
     weight_decay: float = 0.0
+    objective: str = "discounted"
+    average_reward_rate: float = 0.1
+    reward_scale_rate: float | None = None
     gamma: float = 0.99
     gae_lambda: float = 0.95
     clip_epsilon: float = 0.2
     clip_value: bool = False
+    rho_clip: float = 1.0
+    trace_clip: float = 1.0
     normalize_advantage: bool = True
     value_coefficient: float = 0.5
     entropy_coefficient: float = 0.01
     final_entropy_coefficient: float = 0.01
     max_grad_norm: float = 0.5
     target_kl: float | None = None
+    history: int = 0
+    history_gradient: bool = True
 
     def check(self, num_lives: int) -> None:
         """Raise ValueError, one line, for a value that cannot work."""
         if not 1 <= self.minibatches <= num_lives:
             raise ValueError(f"algorithm.minibatches={self.minibatches}: allowed are 1 to env.num_lives={num_lives}")
-        if self.name != "ppo":
-            raise ValueError(f"algorithm.name={self.name}: allowed is 'ppo'")
+        for name, value, allowed in (("name", self.name, ALGORITHMS), ("objective", self.objective, OBJECTIVES)):
+            if value not in allowed:
+                raise ValueError(f"algorithm.{name}={value}: allowed are {', '.join(allowed)}")
         if self.segment * num_lives < 2 * self.minibatches:
             raise ValueError(f"algorithm.segment={self.segment}: a minibatch needs 2 steps or more")
         for name, low, high in (("gamma", 0, 1), ("gae_lambda", 0, 1), ("clip_epsilon", 0, 1)):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"algorithm.{name}={getattr(self, name)}: allowed are {low} to {high}")
+        for name in ("average_reward_rate", "reward_scale_rate"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 < rate <= 1:
+                raise ValueError(f"algorithm.{name}={rate}: must be above 0 and at most 1")
+        if self.history < 0:
+            raise ValueError(f"algorithm.history={self.history}: must be 0 (none) or more segments")
         for name in ("segment", "epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"algorithm.{name}={getattr(self, name)}: allowed are 1 and more")
         for name in ("learning_rate", "final_learning_rate"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"algorithm.{name}={getattr(self, name)}: must be above 0 and at most 1")
-        for name in ("adam_epsilon", "max_grad_norm"):
+        for name in ("adam_epsilon", "max_grad_norm", "rho_clip", "trace_clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"algorithm.{name}={getattr(self, name)}: must be above 0 and finite")
         for name in ("weight_decay", "value_coefficient", "entropy_coefficient", "final_entropy_coefficient"):
@@ -74,15 +102,15 @@ class PPOConfig:
             raise ValueError(f"algorithm.target_kl={self.target_kl}: must be above 0, or null")
 
 
-class PPO:
+class Algorithm:
     """One optimiser and one loss over an ActorCritic.
 
     ``update`` improves the agent on one segment. With unchanged weights the ratio is 1: what the agent computed when
     acting is what the update computes again. ``train/ratio_deviation`` is the largest |rho - 1| of the first
-    minibatch, before any step.
+    minibatch, before any step. (With ``history``, states are computed again by the present weights, and it is not.)
     """
 
-    def __init__(self, agent: ActorCritic, config: PPOConfig, generator: torch.Generator) -> None:
+    def __init__(self, agent: ActorCritic, config: AlgorithmConfig, generator: torch.Generator) -> None:
         self.agent = agent
         self.config = config
         self.generator = generator
@@ -94,26 +122,9 @@ class PPO:
             lr=config.learning_rate,
             eps=config.adam_epsilon,
         )
-        self.actor = _Actor(agent)
-        self.loss = ClipPPOLoss(
-            self.actor,
-            _Critic(agent),
-            clip_epsilon=config.clip_epsilon,
-            clip_value=config.clip_value,
-            entropy_bonus=True,
-            entropy_coeff=config.entropy_coefficient,
-            critic_coeff=config.value_coefficient,
-            loss_critic_type="l2",
-            log_explained_variance=False,
-            functional=False,
-        )
-        self.loss.set_keys(
-            action=("steps", "action"),
-            sample_log_prob=("steps", "action_log_prob"),
-            advantage=("steps", "advantage"),
-            value_target=("steps", "value_target"),
-            value=("steps", "state_value"),
-        )
+        self.loss: Loss = make_loss(agent, config)
+        self.rewards = RewardScale(config)
+        self.history = History(config.history)
 
     def update(self, segment: TensorDict, progress: float = 0.0) -> dict[str, float]:
         """Improve the agent on ``segment``; ``progress`` in [0, 1] moves the schedules. Returns what is logged.
@@ -123,30 +134,23 @@ class PPO:
         """
         config = self.config
         learning_rate, entropy = self._schedule(progress)
+        self.rewards.apply(segment)
         add_advantages(segment, config.gamma, config.gae_lambda)
+        joined = self.history.extend(segment)
         sums: dict[str, float] = {}
         count, deviation, stop = 0, 0.0, False
         for _ in range(config.epochs):
             order = torch.randperm(segment.shape[0], generator=self.generator)
             for lives in order.tensor_split(config.minibatches):
-                batch = segment[lives]
-                if config.normalize_advantage:
-                    batch["steps", "advantage"] = _standardize(batch["steps", "advantage"])
+                batch = joined[lives]
                 losses = self.loss(batch)
                 if count == 0:
                     deviation = self._ratio_deviation(batch)
-                total = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
-                self.optimizer.zero_grad(set_to_none=True)
-                total.backward()
-                grad_norm = torch.nn.utils.clip_grad_norm_(self.agent.parameters(), config.max_grad_norm)
-                values = torch.stack([losses[name].detach() for name in _LOGGED] + [grad_norm]).tolist()
-                self._refuse_non_finite(dict(zip((*_LOGGED, "grad_norm"), values, strict=True)))
-                self.optimizer.step()
-                for name, value in zip((*_LOGGED, "grad_norm"), values, strict=True):
+                values = self._step(losses)
+                for name, value in values.items():
                     sums[name] = sums.get(name, 0.0) + value
                 count += 1
-                kl = values[_LOGGED.index("kl_approx")]
-                stop = config.target_kl is not None and kl > 1.5 * config.target_kl
+                stop = config.target_kl is not None and values.get("kl_approx", 0.0) > 1.5 * config.target_kl
                 if stop:
                     break
             if stop:
@@ -156,20 +160,28 @@ class PPO:
                 f"update {self.updates}: the weights are not finite after its last step; learning_rate is too high"
             )
         self.updates += 1
-        mean = {name: total / count for name, total in sums.items()}
         return {
-            "train/policy_loss": mean["loss_objective"],
-            "train/value_loss": mean["loss_critic"],
-            "train/entropy": mean["entropy"],
-            "train/approx_kl": mean["kl_approx"],
-            "train/clip_fraction": mean["clip_fraction"],
-            "train/grad_norm": mean["grad_norm"],
+            **{_TAGS[name]: total / count for name, total in sums.items()},
+            **self.rewards.metrics(),
             "train/explained_variance": float(explained_variance(segment)),
             "train/ratio_deviation": deviation,
             "train/learning_rate": learning_rate,
             "train/entropy_coefficient": entropy,
             "train/minibatch_steps": float(count),
         }
+
+    def _step(self, losses: TensorDict) -> dict[str, float]:
+        """One step down the gradient; returns what is logged of it."""
+        total = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+        self.optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.agent.parameters(), self.config.max_grad_norm)
+        names = [name for name in LOGGED if name in losses.keys()]  # noqa: SIM118 - a TensorDict
+        found = torch.stack([losses[name].detach() for name in names] + [grad_norm]).tolist()
+        values = dict(zip((*names, "grad_norm"), found, strict=True))
+        self._refuse_non_finite(values)
+        self.optimizer.step()
+        return values
 
     def _schedule(self, progress: float) -> tuple[float, float]:
         """Linear from the first to the final value; a constant where they are equal."""
@@ -181,13 +193,14 @@ class PPO:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        self.loss.entropy_coeff.fill_(entropy)
+        self.loss.set_entropy_coefficient(entropy)
         return learning_rate, entropy
 
     @torch.no_grad()
     def _ratio_deviation(self, batch: TensorDict) -> float:
-        assert self.actor.distribution is not None
-        log_prob = self.actor.distribution.log_prob(batch["steps", "action"])
+        distribution = self.loss.actor.distribution
+        assert distribution is not None
+        log_prob = distribution.log_prob(batch["steps", "action"])
         return float((log_prob - batch["steps", "action_log_prob"]).exp().sub(1).abs().max())
 
     def _refuse_non_finite(self, values: dict[str, float]) -> None:
@@ -201,55 +214,24 @@ class PPO:
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
             "updates": self.updates,
+            "rewards": self.rewards.state_dict(),
+            "history": self.history.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
         self.updates = state["updates"]
+        self.rewards.load_state_dict(state["rewards"])
+        self.history.load_state_dict(state["history"])
 
 
-def _standardize(advantage: Tensor) -> Tensor:
-    """Mean 0 and deviation 1 over the minibatch."""
-    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-
-
-_LOGGED = ("loss_objective", "loss_critic", "loss_entropy", "entropy", "kl_approx", "clip_fraction")
-
-
-class _Actor(TensorDictModuleBase):
-    """The policy as ClipPPOLoss wants it: ``get_dist`` runs the trunk over a segment and leaves it there for the
-    critic.
-    """
-
-    in_keys = ["steps", "memory"]  # noqa: RUF012 - tensordict's protocol
-    out_keys = ["trunk"]  # noqa: RUF012
-
-    def __init__(self, agent: ActorCritic) -> None:
-        super().__init__()
-        self.agent = agent
-        self.distribution: Distribution | None = None
-
-    def get_dist(self, tensordict: TensorDict) -> Distribution:
-        trunk, parameters = self.agent.sequence(tensordict["steps"], tensordict["memory"])
-        if not bool(parameters.isfinite().all()):
-            raise NonFinite("the policy's output is not finite in the update; learning_rate may be too high")
-        tensordict["trunk"] = trunk
-        self.distribution = self.agent.action_head.distribution(parameters)
-        return self.distribution
-
-
-class _Critic(TensorDictModuleBase):
-    """The value head alone, reading the trunk that the actor left."""
-
-    in_keys = ["trunk"]  # noqa: RUF012
-    out_keys = [("steps", "state_value")]  # noqa: RUF012
-
-    def __init__(self, agent: ActorCritic) -> None:
-        super().__init__()
-        self.value = agent.value
-
-    def forward(self, tensordict: TensorDict) -> TensorDict:
-        value: Tensor = self.value(tensordict["trunk"])
-        tensordict["steps", "state_value"] = value
-        return tensordict
+_TAGS = {
+    "loss_objective": "train/policy_loss",
+    "loss_critic": "train/value_loss",
+    "loss_entropy": "train/entropy_loss",
+    "entropy": "train/entropy",
+    "kl_approx": "train/approx_kl",
+    "clip_fraction": "train/clip_fraction",
+    "grad_norm": "train/grad_norm",
+}
