@@ -15,8 +15,9 @@ from typing import Any
 from lifelong.experiments.errors import UserError, did_you_mean
 from lifelong.experiments.report_contents import Section, make_sections
 from lifelong.experiments.report_data import as_csv, as_json
-from lifelong.experiments.report_figures import life_pictures, make_looks, section_pictures
+from lifelong.experiments.report_figures import make_looks, section_pictures
 from lifelong.experiments.report_life import LifeNumbers, life_numbers
+from lifelong.experiments.report_life_figures import life_pictures
 from lifelong.experiments.report_numbers import Numbers, across_numbers, section_numbers
 from lifelong.experiments.report_pages import Page, left_out_block, life_block, overview, section_block, switches_block
 from lifelong.experiments.report_runs import LeftOut, read_runs

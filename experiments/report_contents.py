@@ -20,9 +20,10 @@ from lifelong.experiments.report_runs import LeftOut, Run
 
 Rate = tuple[float, float]
 
-# Of no consequence to what a run reaches, or told apart elsewhere.
-_BOOKKEEPING = ("env", "seed", "frames", "out", "plugins", "checkpoint", "log", "threads", "device")
-_COUNTED = ("seed", "frames", "out", "plugins")
+# What does not make another contender of a run, be it told apart elsewhere or of no consequence to what it reaches.
+_NO_CONTENDER = ("env", "seed", "frames", "out", "plugins", "checkpoint", "log", "threads", "device")
+# What contenders may differ in without a word.
+_NOT_SAID = ("memory", "env", "seed", "frames", "out", "plugins", "checkpoint", "log")
 _RATES = ("algorithm.learning_rate", "algorithm.final_learning_rate")
 
 
@@ -57,7 +58,7 @@ class Section:
     @property
     def has_scores(self) -> bool:
         """Whether the levels of the random policy and of the oracle are known."""
-        return {"random", "oracle"} <= self.references.keys()
+        return bool(self.references)
 
     @property
     def unit(self) -> str:
@@ -135,7 +136,7 @@ def _contenders(group: list[Run]) -> tuple[list[Contender], dict[str, dict[str, 
 
 
 def _identity(run: Run) -> dict[str, Any]:
-    kept = {key: value for key, value in run.config.items() if key not in _BOOKKEEPING}
+    kept = {key: value for key, value in run.config.items() if key not in _NO_CONTENDER}
     return {key: value for key, value in _flat(kept).items() if key not in _RATES}
 
 
@@ -157,7 +158,7 @@ def _unequal(contenders: Sequence[Contender]) -> dict[str, dict[str, Any]]:
     found = {}
     for key in keys:
         values = {name: flat.get(key) for name, flat in flats.items()}
-        skipped = key.startswith(("memory.", "env.", "checkpoint.", "log.")) or key in (*_RATES, *_COUNTED)
+        skipped = key.partition(".")[0] in _NOT_SAID or key in _RATES
         if not skipped and len({json.dumps(value) for value in values.values()}) > 1:
             found[key] = values
     return found

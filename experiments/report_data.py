@@ -47,9 +47,7 @@ def _section(numbers: Numbers, lives: Sequence[LifeNumbers]) -> dict[str, Any]:
         "environment": numbers.title,
         "unit": numbers.unit,
         "references": numbers.references,
-        "cores": [
-            {**_core(core), "learning_rate": core.learning_rate, "finals": core.finals} for core in numbers.cores
-        ],
+        "cores": [{**_core(core), "learning_rate": core.learning_rate} for core in numbers.cores],
         "improvement": [
             {"core": one, "over": other, **_estimate(found)} for (one, other), found in numbers.improvement.items()
         ],

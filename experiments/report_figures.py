@@ -1,24 +1,30 @@
-"""The figures of a report, as PNG bytes: each a function of the report's numbers."""
+"""The figures of training: each a function of a report's numbers."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter
 
-from lifelong.experiments.metrics.aggregate import Array, Estimate
-from lifelong.experiments.report_life import HEALTH, CoreLife, LifeNumbers
-from lifelong.experiments.report_numbers import CoreNumbers, Curve, Numbers
-from lifelong.experiments.report_style import GREY, RC, WIDTH, Look, add_legend, draw_references, looks, new_figure
-
-Looks = dict[str, Look]
+from lifelong.experiments.metrics.aggregate import Array
+from lifelong.experiments.report_numbers import Curve, Numbers
+from lifelong.experiments.report_style import (
+    GREY,
+    WIDTH,
+    Looks,
+    Picture,
+    add_legend,
+    draw_curve,
+    draw_references,
+    figure_height,
+    line_of,
+    looks,
+    new_figure,
+    paint,
+)
 
 _CAPTIONS = {
     "learning": "Learning curves and sample efficiency: interquartile mean over seeds at each number of frames, with "
@@ -30,32 +36,7 @@ _CAPTIONS = {
     "95 % interval leaves out one half.",
     "after_change": "Reward by steps since the hidden rule changed, final quarter of training: a memory that learns "
     "inside the life climbs, one that does not is level.",
-    "life": "Evaluation life, slow weights frozen: level means that nothing is lost with age.",
-    "recall": "Right answers by the age of what is asked for, in online RL along one life.",
-    "recovery": "Kaplan-Meier: share of changes of the hidden rule from which the agent has not yet recovered.",
-    "recovery_by_decade": "Median steps to recover from a change, by the life step at which it came: level means that "
-    "an old agent learns as fast as a young one. Missing where fewer than half are seen to recover.",
-    "adaptation": "Reward by steps since the hidden rule changed, over the whole life.",
-    "cost": "Cost of a step and size of the state over the life.",
-    "health": "Health of the memory over the life.",
 }
-_HEALTH_NAMES = {
-    "state_norm": "norm",
-    "effective_rank": "effective rank",
-    "state_max": "largest entry",
-    "state_non_finite": "share not finite",
-    "write_size": "write / state",
-    "surprise_before": "surprise",
-}
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure of a report."""
-
-    name: str
-    caption: str
-    png: bytes
 
 
 def make_looks(sections: Sequence[Numbers]) -> Looks:
@@ -65,51 +46,24 @@ def make_looks(sections: Sequence[Numbers]) -> Looks:
 
 def section_pictures(numbers: Numbers, look: Looks) -> list[Picture]:
     """Learning curves, final quarter, profile, pairs, adaptation."""
-    pictures = [_picture("learning", _learning, numbers, look), _picture("final", _final, numbers, look)]
-    if max(core.seeds for core in numbers.cores) > 1:
-        pictures.append(_picture("profile", _profile, numbers, look))
-    if len(numbers.cores) > 1:
-        pictures.append(_picture("improvement", _improvement, numbers, look))
-    if any("after_change" in core.curves for core in numbers.cores):
-        pictures.append(_picture("after_change", _after_change, numbers, look))
-    return pictures
-
-
-def life_pictures(numbers: LifeNumbers, look: Looks) -> list[Picture]:
-    """What the evaluation lives hold of: score over the life, recall, recovery, cost, health."""
-    there = {name for core in numbers.cores for name in core.curves}
-    pictures = []
-    if "life" in there:
-        pictures.append(_picture("life", _life, numbers, look))
-    if "recall" in there:
-        pictures.append(_picture("recall", _recall, numbers, look))
-    if "recovery" in there:
-        pictures.append(_picture("recovery", _recovery, numbers, look))
-    if "recovery_by_decade" in there:
-        pictures.append(_picture("recovery_by_decade", _recovery_by_decade, numbers, look))
-    if "adaptation" in there:
-        pictures.append(_picture("adaptation", _adaptation, numbers, look))
-    if any(name.startswith("cost_") for name in there):
-        pictures.append(_picture("cost", _cost, numbers, look))
-    if any(name.startswith("health_") for name in there):
-        pictures.append(_picture("health", _health, numbers, look))
-    return pictures
-
-
-def _picture(name: str, draw: Callable[..., Figure], numbers: Numbers | LifeNumbers, look: Looks) -> Picture:
-    with rc_context(RC):
-        stream = io.BytesIO()
-        # No software version in the file: the same numbers give the same bytes.
-        draw(numbers, look).savefig(stream, format="png", metadata={"Software": None})
-    return Picture(name, _CAPTIONS[name], stream.getvalue())
+    several_seeds = max(core.seeds for core in numbers.cores) > 1
+    changes = any("after_change" in core.curves for core in numbers.cores)
+    figures = {
+        "learning": _learning,
+        "final": _final,
+        **({"profile": _profile} if several_seeds else {}),
+        **({"improvement": _improvement} if len(numbers.cores) > 1 else {}),
+        **({"after_change": _after_change} if changes else {}),
+    }
+    return [paint(name, _CAPTIONS[name], draw, numbers, look) for name, draw in figures.items()]
 
 
 def _learning(numbers: Numbers, look: Looks) -> Figure:
-    figure, (axes,) = new_figure(_height(2.3, len(numbers.cores)))
+    figure, (axes,) = new_figure(figure_height(2.3, len(numbers.cores)))
     for core in numbers.cores:
         for run in core.single_runs if len(numbers.cores) <= 4 else []:
             axes.plot(core.curves["learning"].at, run, color=look[core.name].colour, linewidth=0.4, alpha=0.45)
-        _draw(axes, core.curves["learning"], core.name, look[core.name])
+        draw_curve(axes, core.curves["learning"], core.name, look[core.name])
     axes.set_xlim(left=0)
     axes.set_xlabel(numbers.axis)
     axes.set_ylabel(numbers.unit)
@@ -164,10 +118,10 @@ def _vertical_references(axes: Axes, references: dict[str, float]) -> None:
 
 
 def _profile(numbers: Numbers, look: Looks) -> Figure:
-    figure, (axes,) = new_figure(_height(2.2, len(numbers.cores)))
+    figure, (axes,) = new_figure(figure_height(2.2, len(numbers.cores)))
     for core in numbers.cores:
         curve = core.curves["profile"]
-        axes.step(curve.at, curve.estimate.value, where="post", color=look[core.name].colour, **_line(core, look))
+        axes.step(curve.at, curve.estimate.value, where="post", **line_of(core.name, look))
         axes.fill_between(
             curve.at,
             curve.estimate.low,
@@ -217,13 +171,13 @@ def _improvement(numbers: Numbers, look: Looks) -> Figure:
 
 
 def _after_change(numbers: Numbers, look: Looks) -> Figure:
-    figure, (axes,) = new_figure(_height(2.2, len(numbers.cores)))
+    figure, (axes,) = new_figure(figure_height(2.2, len(numbers.cores)))
     starts: Array = np.empty(0)
     for core in numbers.cores:
         if "after_change" in core.curves:
             curve = core.curves["after_change"]
             starts = curve.at if len(curve.at) > len(starts) else starts
-            _draw(
+            draw_curve(
                 axes,
                 Curve(np.arange(len(curve.at), dtype=np.float64), curve.estimate),
                 core.name,
@@ -240,142 +194,3 @@ def _after_change(numbers: Numbers, look: Looks) -> Figure:
     draw_references(axes, numbers.references if numbers.unit == "reward per step" else {})
     add_legend(figure, axes, len(numbers.cores))
     return figure
-
-
-def _life(numbers: LifeNumbers, look: Looks) -> Figure:
-    figure, (axes,) = new_figure(_height(2.2, len(numbers.cores)))
-    _draw_all(axes, numbers.cores, "life", look)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("life step")
-    axes.set_ylabel(numbers.unit)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    draw_references(axes, numbers.references)
-    add_legend(figure, axes, len(numbers.cores))
-    return figure
-
-
-def _recall(numbers: LifeNumbers, look: Looks) -> Figure:
-    figure, (axes,) = new_figure(_height(2.2, len(numbers.cores)))
-    _draw_all(axes, numbers.cores, "recall", look)
-    axes.set_xscale("log")
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel("age, in steps since it was shown")
-    axes.set_ylabel("P(right answer)")
-    draw_references(axes, {} if numbers.chance is None else {"guessing": numbers.chance})
-    add_legend(figure, axes, len(numbers.cores))
-    return figure
-
-
-def _recovery(numbers: LifeNumbers, look: Looks) -> Figure:
-    figure, (axes,) = new_figure(_height(2.2, len(numbers.cores)))
-    for core in numbers.cores:
-        if "recovery" in core.curves:
-            curve, colour = core.curves["recovery"], look[core.name].colour
-            at = curve.at + 1.0  # a logarithmic axis has no place for 0
-            axes.step(at, curve.estimate.value, where="post", color=colour, **_line(core, look))
-            axes.fill_between(at, curve.estimate.low, curve.estimate.high, step="post", color=colour, alpha=0.15, lw=0)
-    axes.axhline(0.5, color=GREY, linewidth=0.7, linestyle=(0, (4, 2)))
-    axes.set_xscale("log")
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel("1 + steps since the rule changed")
-    axes.set_ylabel("share not recovered")
-    add_legend(figure, axes, len(numbers.cores))
-    return figure
-
-
-def _recovery_by_decade(numbers: LifeNumbers, look: Looks) -> Figure:
-    figure, (axes,) = new_figure(_height(2.2, len(numbers.cores)))
-    for core in numbers.cores:
-        if "recovery_by_decade" in core.curves:
-            curve = core.curves["recovery_by_decade"]
-            seen = Estimate(*(np.where(np.isfinite(each), each, np.nan) + 1.0 for each in curve.estimate))
-            _draw(axes, Curve(curve.at, seen), core.name, look[core.name], markers=True)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("life step of the change, from")
-    axes.set_ylabel("1 + median steps to recover")
-    _label_logarithm(axes)
-    add_legend(figure, axes, len(numbers.cores))
-    return figure
-
-
-def _adaptation(numbers: LifeNumbers, look: Looks) -> Figure:
-    figure, (axes,) = new_figure(_height(2.2, len(numbers.cores)))
-    for core in numbers.cores:
-        if "adaptation" in core.curves:
-            curve = core.curves["adaptation"]
-            _draw(axes, Curve(curve.at + 1.0, curve.estimate), core.name, look[core.name])
-    axes.set_xscale("log")
-    axes.set_xlabel("1 + steps since the rule changed")
-    axes.set_ylabel("reward per step")
-    draw_references(axes, numbers.reward_references)
-    add_legend(figure, axes, len(numbers.cores))
-    return figure
-
-
-def _cost(numbers: LifeNumbers, look: Looks) -> Figure:
-    figure, axes = new_figure(_height(1.9, len(numbers.cores)), columns=2)
-    for place, key, word in ((0, "cost_microseconds", "µs per step"), (1, "cost_state_bytes", "bytes of state a life")):
-        _draw_all(axes[place], numbers.cores, key, look, markers=True)
-        axes[place].set_xscale("log")
-        axes[place].set_xlabel("life step")
-        axes[place].set_ylabel(word)
-        axes[place].set_yscale("log")
-        _label_logarithm(axes[place])
-    add_legend(figure, axes[0], len(numbers.cores))
-    return figure
-
-
-def _label_logarithm(axes: Axes) -> None:
-    """A logarithmic axis that spans less than a decade has no labels: let it span one."""
-    low, high = axes.get_ylim()
-    if high < 10.0 * low:
-        centre = (low * high) ** 0.5
-        axes.set_ylim(centre / 4.0, centre * 4.0)
-    subdivided = axes.get_ylim()[1] < 1e3 * axes.get_ylim()[0]
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if subdivided else (1.0,), numticks=8))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-
-
-def _health(numbers: LifeNumbers, look: Looks) -> Figure:
-    known = [key for key in HEALTH if any(f"health_{key}" in core.curves for core in numbers.cores)]
-    rows = -(-len(known) // 2)
-    figure, axes = new_figure(_height(1.25 * rows + 0.2, len(numbers.cores)), rows=rows, columns=min(2, len(known)))
-    for place, key in zip(axes, known, strict=False):
-        _draw_all(place, numbers.cores, f"health_{key}", look)
-        place.set_title(_HEALTH_NAMES[key], pad=3)
-        place.set_xscale("log")
-        place.yaxis.set_major_locator(MaxNLocator(4))
-        if key == "state_non_finite":
-            place.set_ylim(-0.05, 1.05)
-    for place in axes[-2:]:
-        place.set_xlabel("life step")
-    for place in axes[len(known) :]:
-        place.set_visible(False)
-    add_legend(figure, axes[0], len(numbers.cores))
-    return figure
-
-
-def _draw_all(axes: Axes, cores: Sequence[CoreLife], key: str, look: Looks, markers: bool = False) -> None:
-    for core in cores:
-        if key in core.curves:
-            curve = core.curves[key]
-            _draw(axes, curve, core.name, look[core.name], markers or len(curve.at) < 16)
-
-
-def _draw(axes: Axes, curve: Curve, name: str, look: Look, markers: bool = False) -> None:
-    """A line with its band; a point alone where that is all."""
-    value, low, high = curve.estimate
-    marker = look.marker if markers or len(curve.at) < 2 else ""
-    axes.plot(curve.at, value, color=look.colour, linestyle=look.line, label=name, marker=marker, markersize=3)
-    axes.fill_between(curve.at, low, high, color=look.colour, alpha=0.15, linewidth=0)
-
-
-def _line(core: CoreNumbers | CoreLife, look: Looks) -> dict[str, Any]:
-    return {"linestyle": look[core.name].line, "label": core.name}
-
-
-def _height(axes: float, cores: int) -> float:
-    """Of a figure whose legend stands below."""
-    return axes + (0.15 * -(-cores // 3) if cores > 1 else 0.0)

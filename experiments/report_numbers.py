@@ -79,6 +79,8 @@ def section_numbers(section: Section) -> Numbers:
         core = CoreNumbers(contender.name, rate_text(contender.chosen), len(runs))
         core.finals = [run.final_quarter for run in runs]
         core.single_runs = curves
+        seeds = np.array([run.seed for run in runs], np.float64)
+        core.curves["final_quarter_by_seed"] = Curve(seeds, without_interval(core.finals))
         core.scalars = _levels([core.finals], [[run.best for run in runs]])
         if section.has_scores:
             for name in ("final_quarter", "best"):
@@ -179,6 +181,7 @@ def iqm_estimate(strata: Sequence[Array | list[float]]) -> Estimate:
 
 
 def without_interval(value: ArrayLike) -> Estimate:
+    """A number, or a curve, that is exact or that nothing is known to vary with."""
     known = np.asarray(value, np.float64)
     nothing = np.full_like(known, np.nan)
     return Estimate(known, nothing, nothing)
@@ -218,7 +221,7 @@ def _cost(runs: list[Run]) -> dict[str, Estimate]:
 
 
 def _after_change(runs: list[Run]) -> Curve | None:
-    """Reward rate against steps since the rule changed, at the middle (on the logarithm) of each stretch."""
+    """Reward rate against steps since the rule changed, at the start of each stretch."""
     shared = [name for name in runs[0].after_change if all(name in run.after_change for run in runs)]
     if len(shared) < 2:
         return None

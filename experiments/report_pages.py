@@ -14,17 +14,17 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from lifelong.experiments.metrics.aggregate import Estimate
 from lifelong.experiments.report_contents import Section
-from lifelong.experiments.report_figures import Picture
 from lifelong.experiments.report_life import LifeNumbers
 from lifelong.experiments.report_numbers import LEVELS, SEEDS_FOR_A_CLAIM, Numbers, chosen_on
 from lifelong.experiments.report_runs import LeftOut
+from lifelong.experiments.report_style import Picture
 
 _HOW_TO_READ = (
-    "Each core is shown at the learning rate whose final quarter was best. Final quarter and best update stand side by "
-    "side, so that a collapse shows. Numbers are interquartile means over seeds with a 95 % stratified bootstrap "
-    "interval (the definitions of rliable). A score is 0 for the random policy and 1 for the oracle of the "
-    f"environment. That one core is better than another is said only where the intervals of their final quarters part "
-    f"and both have {SEEDS_FOR_A_CLAIM} seeds or more."
+    "Each core is shown at the learning rate whose final quarter was best; the seeds that chose it are among those "
+    "shown. Final quarter and best update stand side by side, so that a collapse shows. Numbers are interquartile "
+    "means over seeds with a 95 % stratified bootstrap interval (the definitions of rliable). A score is 0 for the "
+    "random policy and 1 for the oracle of the environment. That one core is better than another is said only where the "
+    f"intervals of their final quarters part and both have {SEEDS_FOR_A_CLAIM} seeds or more."
 )
 
 
@@ -131,7 +131,11 @@ def section_block(numbers: Numbers, section: Section | None, pictures: list[Pict
 
 def life_block(title: str, numbers: LifeNumbers, pictures: list[Picture]) -> Block:
     """Of the evaluation lives of one environment."""
-    block = Block(3, f"{title}: evaluation lives", [f"Slow weights frozen, held-out seeds; {numbers.options}."])
+    block = Block(
+        3,
+        f"{title}: evaluation lives",
+        [f"Held-out seeds, slow weights frozen unless it says otherwise: {numbers.options}."],
+    )
     header = ["core", "seeds", f"{numbers.unit}, first part", "last part", "largest entry"]
     header += ["age at half recall", "steps to recover", "censored"]
     rows = []

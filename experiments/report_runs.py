@@ -118,6 +118,8 @@ def _read_run(path: Path, name: str) -> Run:
         seconds = _seconds(read_rows(path / "timing.csv"))
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise Unusable(f"corrupt: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    if references and not {"random", "oracle"} <= references.keys():
+        raise Unusable("corrupt: references without random or oracle")
     if final is None or best is None:
         raise Unusable("no episode ended, so nothing was reached that could be reported")
     if not len(series) or series[-1, 0] != frames:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import io
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from lifelong.experiments.report_numbers import Curve
 
 WIDTH = 3.5  # inches: a column
 DOTS = 300  # per inch
@@ -52,13 +56,52 @@ class Look:
     marker: str
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
+Looks = dict[str, Look]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of a report."""
+
+    name: str
+    caption: str
+    png: bytes
+
+
+def looks(names: Iterable[str]) -> Looks:
     """A look for each core, by its place among the sorted names, so that it does not depend on who did well."""
     found = {}
     for index, name in enumerate(sorted(set(names))):
         line = _LINES[index // len(_COLOURS) % len(_LINES)]
         found[name] = Look(_COLOURS[index % len(_COLOURS)], line, _MARKERS[index % len(_MARKERS)])
     return found
+
+
+def paint(name: str, caption: str, draw: Callable[..., Figure], *arguments: Any) -> Picture:
+    """What ``draw`` draws, as PNG."""
+    with rc_context(RC):
+        stream = io.BytesIO()
+        # No software version in the file: the same numbers give the same bytes.
+        draw(*arguments).savefig(stream, format="png", metadata={"Software": None})
+    return Picture(name, caption, stream.getvalue())
+
+
+def figure_height(axes: float, cores: int) -> float:
+    """Of a figure whose legend stands below."""
+    return axes + (0.15 * -(-cores // 3) if cores > 1 else 0.0)
+
+
+def line_of(name: str, look: Looks) -> dict[str, Any]:
+    """Of a core, for lines that are drawn by hand."""
+    return {"color": look[name].colour, "linestyle": look[name].line, "label": name}
+
+
+def draw_curve(axes: Axes, curve: Curve, name: str, look: Look, markers: bool = False) -> None:
+    """A line with its band; a point alone where that is all."""
+    value, low, high = curve.estimate
+    marker = look.marker if markers or len(curve.at) < 2 else ""
+    axes.plot(curve.at, value, color=look.colour, linestyle=look.line, label=name, marker=marker, markersize=3)
+    axes.fill_between(curve.at, low, high, color=look.colour, alpha=0.15, linewidth=0)
 
 
 def new_figure(height: float = 2.4, rows: int = 1, columns: int = 1, width: float = WIDTH) -> tuple[Figure, list[Axes]]:

@@ -41,12 +41,12 @@ def interquartile_mean(scores: Sequence[ArrayLike]) -> Array:
         scores: one array per environment, [..., runs].
 
     Returns:
-        [...]; of n runs in all, floor(n / 4) are left away at either end.
+        [...]; of n runs in all, floor(n / 4) are left away at either end. NaN where a run is NaN.
     """
     pooled = np.sort(np.concatenate([np.asarray(each, np.float64) for each in scores], axis=-1), axis=-1)
     cut = int(0.25 * pooled.shape[-1])
-    kept: Array = pooled[..., cut : pooled.shape[-1] - cut].mean(axis=-1)
-    return kept
+    kept = pooled[..., cut : pooled.shape[-1] - cut].mean(axis=-1)
+    return np.where(np.isnan(pooled[..., -1]), np.nan, kept)  # sorted to the end, a NaN would be cut off unseen
 
 
 def bootstrap(

@@ -35,6 +35,10 @@ def test_the_interquartile_mean_leaves_a_quarter_away_at_either_end():
     assert interquartile_mean([[1.0, 2.0, 6.0]]) == 3.0  # three runs: none goes
 
 
+def test_a_run_that_is_unknown_makes_the_mean_unknown():
+    assert np.isnan(interquartile_mean([[np.nan, 1.0, 2.0, 3.0, 4.0]]))
+
+
 def test_environments_may_have_different_numbers_of_runs():
     assert interquartile_mean([[0.0], [1.0, 2.0, 9.0]]) == 1.5
 
