@@ -23,8 +23,8 @@ _HOW_TO_READ = (
     "Each core is shown at the learning rate whose final quarter was best; the seeds that chose it are among those "
     "shown. Final quarter and best update stand side by side, so that a collapse shows. Numbers are interquartile "
     "means over seeds with a 95 % stratified bootstrap interval (the definitions of rliable). A score is 0 for the "
-    "random policy and 1 for the oracle of the environment. That one core is better than another is said only where the "
-    f"intervals of their final quarters part and both have {SEEDS_FOR_A_CLAIM} seeds or more."
+    "random policy and 1 for the oracle of the environment. That one core is better than another is said only where "
+    f"the intervals of their final quarters part and both have {SEEDS_FOR_A_CLAIM} seeds or more."
 )
 
 
