@@ -72,7 +72,7 @@ def match(
     plain = cost()
     option = next((each for each in core_options(core_name) if _moves(cost, each)), None)
     if option is not None:
-        chosen: dict[str, Any] = {**options, option: _nearest(lambda width: cost(**{option: width}), target)}
+        chosen: dict[str, Any] = {**options, option: _nearest(lambda width: cost(**{str(option): width}), target)}
     elif parameters is not None and "feed_forward" in core_options(core_name):
         option = "feed_forward"
         chosen = {**options, option: _nearest(lambda hidden: cost(feed_forward=hidden / dim), target) / dim}

@@ -57,6 +57,7 @@ class _Entry:
     loss: dict[str, float] = field(default_factory=dict)  # by task, at the end of training
     seconds: float = 0.0  # CPU seconds of everything
     curves: dict[str, dict[str, Curve]] = field(default_factory=dict)  # by probe and panel
+    refused: dict[str, str] = field(default_factory=dict)  # by probe: why the core cannot be measured
 
 
 def probe(arguments: list[str]) -> int:
@@ -161,7 +162,10 @@ def _examine(label: str, entry: _Entry, request: _Request, writer: SummaryWriter
             if PROBES[name].task == task:
                 generator = torch.Generator().manual_seed(request.seed + 1)  # the same lives for every core
                 with torch.no_grad(), _told(f"{label}: {name}") as progress:
-                    entry.curves[name] = PROBES[name].measure(learner, generator, progress)
+                    try:
+                        entry.curves[name] = PROBES[name].measure(learner, generator, progress)
+                    except ValueError as error:  # a memory whose state grows says when a life has outgrown it
+                        entry.refused[name] = " ".join(str(error).split())
 
 
 @contextmanager
@@ -239,4 +243,5 @@ def _table(request: _Request, entries: dict[str, _Entry]) -> str:
         cells = (f"{numbers[name]:,.3g}" if name in numbers else "-" for name in request.probes)
         lines.append(f"{label:<{width}}" + "".join(f"{cell:>17}" for cell in cells) + f"{entry.seconds:>14.0f}")
     lines += [f"  {name}: {PROBES[name].headline_says}" for name in request.probes]
+    lines += [f"{label}, {name}: {why}" for label, entry in entries.items() for name, why in entry.refused.items()]
     return "\n".join(lines)

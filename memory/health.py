@@ -60,8 +60,8 @@ def report_answers(
     """
     writes = _watched.get()
     if writes is not None:
-        surprises = ((value - answer()).norm(dim=-1).flatten() for answer in (before, after))
-        writes.append(_Write(None, *surprises, _forgotten(log_decay)))
+        old, new = ((value - answer()).norm(dim=-1).flatten() for answer in (before, after))
+        writes.append(_Write(None, old, new, _forgotten(log_decay)))
 
 
 def _forgotten(log_decay: Tensor | None) -> Tensor | None:

@@ -96,7 +96,7 @@ class Mamba2Layer(MemoryLayer):
             reset_state=self.reset_state.get("fast_weights"),
         )
         new_state["fast_weights"] = memory.state
-        report_write(self._per_head(key), value, log_decay, state.get("fast_weights"), memory.state)
+        report_write(self._per_head(key), value, log_decay, state.get("fast_weights"), new_state["fast_weights"])
         read = (memory.output + self.skip.unsqueeze(-1) * value).flatten(-2)
         return inputs + self.output_projection(self.read_norm(read * nn.functional.silu(gate))), new_state
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -57,7 +57,7 @@ class Probe:
     headline_says: str
 
 
-def curve_of(x: list[float], samples: list[Tensor]) -> Curve:
+def curve_of(x: Sequence[float], samples: list[Tensor]) -> Curve:
     """For each x the mean of ``samples`` [lives, ...], and its standard error with a life as the unit."""
     means, errors = [], []
     for sample in samples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -259,3 +260,15 @@ def test_a_mistake_is_answered_in_one_line(words, says, capsys):
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
+
+
+def test_a_memory_that_cannot_be_measured_says_why_and_the_others_are(tmp_path, capsys, monkeypatch):
+    def outgrown(memory, generator, progress):
+        raise ValueError("the life is longer than this memory")
+
+    refusing = dataclasses.replace(PROBES["capacity"], measure=outgrown)
+    monkeypatch.setitem(PROBES, "capacity", refusing)
+    words = ["memory=none", "probes=capacity,correlated_keys", "updates=1", f"out={tmp_path}"]
+    assert main(["probe", *words]) == 0
+    assert "none, capacity: the life is longer than this memory" in capsys.readouterr().out
+    assert set(json.loads((tmp_path / "probe.json").read_text())["cores"]["none"]["curves"]) == {"correlated_keys"}
