@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from lifelong.experiments.metrics.aggregate import Estimate
 from lifelong.experiments.report_life import HEALTH, CoreLife, LifeNumbers
@@ -76,7 +76,7 @@ def _life(numbers: LifeNumbers, look: Looks) -> Figure:
 def _recall(numbers: LifeNumbers, look: Looks) -> Figure:
     figure, (axes,) = new_figure(figure_height(2.2, len(numbers.cores)))
     _draw_all(axes, numbers.cores, "recall", look)
-    axes.set_xscale("log")
+    _logarithmic_steps(axes)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("age, in steps since it was shown")
     axes.set_ylabel("P(right answer)")
@@ -94,7 +94,7 @@ def _recovery(numbers: LifeNumbers, look: Looks) -> Figure:
             axes.step(at, curve.estimate.value, where="post", **line_of(core.name, look))
             axes.fill_between(at, curve.estimate.low, curve.estimate.high, step="post", color=colour, alpha=0.15, lw=0)
     axes.axhline(0.5, color=GREY, linewidth=0.7, linestyle=(0, (4, 2)))
-    axes.set_xscale("log")
+    _logarithmic_steps(axes)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("1 + steps since the rule changed")
     axes.set_ylabel("share not recovered")
@@ -109,7 +109,7 @@ def _recovery_by_decade(numbers: LifeNumbers, look: Looks) -> Figure:
             curve = core.curves["recovery_by_decade"]
             seen = Estimate(*(np.where(np.isfinite(each), each, np.nan) + 1.0 for each in curve.estimate))
             draw_curve(axes, Curve(curve.at, seen), core.name, look[core.name], markers=True)
-    axes.set_xscale("log")
+    _logarithmic_steps(axes)
     axes.set_yscale("log")
     axes.set_xlabel("life step of the change, from")
     axes.set_ylabel("1 + median steps to recover")
@@ -124,7 +124,7 @@ def _adaptation(numbers: LifeNumbers, look: Looks) -> Figure:
         if "adaptation" in core.curves:
             curve = core.curves["adaptation"]
             draw_curve(axes, Curve(curve.at + 1.0, curve.estimate), core.name, look[core.name])
-    axes.set_xscale("log")
+    _logarithmic_steps(axes)
     axes.set_xlabel("1 + steps since the rule changed")
     axes.set_ylabel("reward per step")
     draw_references(axes, numbers.reward_references)
@@ -136,13 +136,22 @@ def _cost(numbers: LifeNumbers, look: Looks) -> Figure:
     figure, axes = new_figure(figure_height(1.9, len(numbers.cores)), columns=2)
     for place, key, word in ((0, "cost_microseconds", "µs per step"), (1, "cost_state_bytes", "bytes of state a life")):
         _draw_all(axes[place], numbers.cores, key, look, markers=True)
-        axes[place].set_xscale("log")
+        _logarithmic_steps(axes[place])
         axes[place].set_xlabel("life step")
         axes[place].set_ylabel(word)
         axes[place].set_yscale("log")
         _label_logarithm(axes[place])
     add_legend(figure, axes[0], len(numbers.cores))
     return figure
+
+
+def _logarithmic_steps(axes: Axes) -> None:
+    """Steps on a logarithmic axis, with few and short labels whatever it spans. To be called when all is drawn."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 50.0 * low else (1.0,), numticks=9))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _label_logarithm(axes: Axes) -> None:
@@ -166,7 +175,7 @@ def _health(numbers: LifeNumbers, look: Looks) -> Figure:
     for place, key in zip(axes, known, strict=False):
         _draw_all(place, numbers.cores, f"health_{key}", look)
         place.set_title(_HEALTH_NAMES[key], pad=3)
-        place.set_xscale("log")
+        _logarithmic_steps(place)
         place.yaxis.set_major_locator(MaxNLocator(4))
         if key == "state_non_finite":
             place.set_ylim(-0.05, 1.05)
