@@ -23,6 +23,7 @@ class LifeChunks(NamedTuple):
     real: Tensor  # [N, B, C] bool, not blank
     fresh: Tensor  # [N, B] bool, whether a reset comes before the chunk
     done: Tensor  # [N, B] bool, whether the chunk ends at an edge
+    last: Tensor  # [N, B] bool, whether it is the last of its life
     phase: Tensor  # [B] int64, steps since the last edge after step T
 
     @classmethod
@@ -56,6 +57,7 @@ class LifeChunks(NamedTuple):
             (step[:size] < lengths[..., None]).transpose(0, 1),
             of_chunks(reset.long()).bool().T,
             of_chunks((within == chunk - 1).long()).bool().T,
+            torch.arange(number, device=phase.device)[:, None] == index[:, -1],
             (within[:, -1] + 1) % chunk,
         )
 
@@ -81,10 +83,12 @@ class Kept(NamedTuple):
 
     in_weights: `[..., C, P + C]`, P = 1 (weights) or 2 (weights, momentum) planes of the entry state, then the writes
     in_momentum: `[..., 1 + C]` at the exit, of the entry's momentum and of the writes; None: there is no momentum
+    all: whether nothing ever fades: what is kept is 1, once it is written
     """
 
     in_weights: Tensor
     in_momentum: Tensor | None
+    all: bool
 
 
 def kept(size: int, log_decay: Tensor | None, momentum: Tensor | None, real: Tensor, like: Tensor) -> Kept:
@@ -96,12 +100,12 @@ def kept(size: int, log_decay: Tensor | None, momentum: Tensor | None, real: Ten
     decays = influence_without_momentum(size, log_decay, None, like, error_before_decay=True, learned_reset=False)
     entry, added = decays.entry[..., size:, :], decays.writes[..., size:, :]
     if momentum is None:
-        return Kept(torch.cat([entry, added], -1).expand(*like.shape[:3], -1, -1), None)
+        return Kept(torch.cat([entry, added], -1).expand(*like.shape[:3], -1, -1), None, log_decay is None)
     blank = ~real[:, :, None]
     products = _products(momentum.masked_fill(blank, 1.0))
     added = added.masked_fill(blank[..., None, :], 0.0)  # a blank step adds no momentum to the weights
     weights = torch.cat([entry.expand(*products.shape[:-1], 1), added @ products], -1)
-    return Kept(weights, products[..., -1, :])
+    return Kept(weights, products[..., -1, :], False)
 
 
 def _products(factors: Tensor) -> Tensor:

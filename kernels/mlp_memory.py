@@ -206,7 +206,7 @@ def _dropped(network: Network, state: MLPMemoryState, dropped: Tensor) -> MLPMem
         return state
     rows = dropped[:, None, None, None]
     weights = _chosen(rows, network.initial, state.weights)
-    base = weights if network.chunk == 1 else _chosen(rows, network.initial, state.base)
+    base = weights if state.base is state.weights else _chosen(rows, network.initial, state.base)
     momentum = tuple(layer.masked_fill(rows, 0.0) for layer in state.momentum)
     return MLPMemoryState(weights, base, momentum, state.phase.masked_fill(dropped, 0))
 
@@ -233,16 +233,21 @@ def _chunked(tokens: _Tokens, network: Network, state: MLPMemoryState, reset: Te
     if momentum is None and network.newton_schulz:
         momentum = torch.ones_like(query[..., 0])
     left = kept(chunks.size, log_decay, momentum, chunks.real, query)
-    flags = torch.stack([chunks.fresh.any(1), chunks.done.any(1), chunks.done.all(1)]).tolist()
+    flags = torch.stack([chunks.fresh.any(1), chunks.done.any(1), chunks.last.any(1)]).tolist()
 
     outputs, surprises = [], []
+    base, base_of_last = state.base, state.base
     parts = zip(query.unbind(), key.unbind(), value.unbind(), rate.unbind(), left.in_weights.unbind(), strict=True)
     for n, (a_query, a_key, a_value, a_rate, in_weights) in enumerate(parts):
-        any_fresh, any_done, all_done = (flag[n] for flag in flags)
+        any_fresh, any_done, any_last = (flag[n] for flag in flags)
         if any_fresh:
             state = _dropped(network, state, chunks.fresh[n])
-        here = Kept(in_weights, None if left.in_momentum is None else left.in_momentum[n])
-        inputs, deltas, surprise = pair_gradients(network, state.base, a_key, a_value, a_rate)
+        # A chunk begins at an edge or with a reset, but for the first, which may go on with one of the last call.
+        base = state.base if n == 0 else state.weights
+        here = left._replace(
+            in_weights=in_weights, in_momentum=None if left.in_momentum is None else left.in_momentum[n]
+        )
+        inputs, deltas, surprise = pair_gradients(network, base, a_key, a_value, a_rate)
         output = _read(network, state, here, inputs, deltas, a_query, pairs)
         weights, running = _left(network, state, here, inputs, deltas, pairs)
         if network.newton_schulz and any_done:
@@ -252,13 +257,12 @@ def _chunked(tokens: _Tokens, network: Network, state: MLPMemoryState, reset: Te
             rates = None if update_rate is None else (update_rate[n] * at_last[..., 0]).sum(-1)[:, None]
             weights, running = _muon(network, weights, running, rates, done, keep=tokens.momentum is not None)
             output = torch.where(at_last & done, apply(network, weights, a_query), output)
-        base = weights if all_done else state.base
-        if any_done and not all_done:
-            base = _chosen(chunks.done[n, :, None, None, None], weights, base)
-        state = MLPMemoryState(weights, base, running, state.phase)
+        if any_last:
+            base_of_last = _chosen(chunks.last[n, :, None, None, None], base, base_of_last)
+        state = MLPMemoryState(weights, weights, running, chunks.phase)
         outputs.append(output)
         surprises.append(surprise.unflatten(-1, (chunks.size, pairs)))
-    state = state._replace(phase=chunks.phase)
+    state = state._replace(base=_chosen((chunks.phase == 0)[:, None, None, None], state.weights, base_of_last))
     surprise = chunks.collect(torch.stack(surprises)).transpose(2, 3)
     return MLPMemoryOutput(chunks.collect(torch.stack(outputs)), state, surprise)
 
@@ -280,8 +284,10 @@ def _read(
         writes = writes.repeat_interleave(pairs, -1)
 
     def times(layer: int, rows: Tensor) -> Tensor:
-        old = of_weights * (rows @ state.weights[layer].mT)
-        if network.pull:
+        old = rows @ state.weights[layer].mT
+        if not here.all:
+            old = of_weights * old
+        if network.pull and not here.all:
             old = old + (1 - of_weights) * (rows @ network.initial[layer].mT)
         if network.newton_schulz:
             return old
@@ -289,7 +295,7 @@ def _read(
             old = old + of_momentum * (rows @ state.momentum[layer].mT)
         return old - ((rows @ inputs[layer].mT) * writes) @ deltas[layer]
 
-    return forward(network, times, query).result
+    return forward(network, times, query)
 
 
 def _left(
@@ -297,10 +303,12 @@ def _left(
 ) -> tuple[Weights, Weights]:
     """Weights and momentum that a chunk leaves, with Newton-Schulz before any momentum is added."""
     last = here.in_weights[:, :, -1]  # blank steps keep everything, so the last row is that of the last step
-    weights = _decayed(network, state.weights, last[..., 0, None, None])
+    weights = state.weights if here.all else _decayed(network, state.weights, last[..., 0, None, None])
     planes = 1 if here.in_momentum is None else 2
 
     def written(layer: int, share: Tensor) -> Tensor:
+        if here.all:
+            return deltas[layer].mT @ inputs[layer]
         share = share.repeat_interleave(pairs, -1) if pairs > 1 else share
         return (deltas[layer] * share[..., None]).mT @ inputs[layer]
 

@@ -27,27 +27,31 @@ class Network(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """One pass through the network: inputs of its layers, what enters gelu, what leaves the last layer, the result."""
+    """One pass through the layers: what enters each, what enters gelu, what leaves the last."""
 
     inputs: list[Tensor]
     hidden: Tensor | None
     last: Tensor
-    result: Tensor
 
 
-def forward(network: Network, times: Callable[[int, Tensor], Tensor], vectors: Tensor) -> Pass:
+def through_layers(network: Network, times: Callable[[int, Tensor], Tensor], vectors: Tensor) -> Pass:
     """`times(layer, rows)` is that layer's matrix times each row; rows are `[B, H, rows, in]`."""
-    inputs, hidden = [_input(network, vectors)], None
+    inputs = [_input(network, vectors)]
     last = times(0, inputs[0])
-    if len(network.initial) == 2:
-        hidden = last
-        inputs.append(_input(network, torch.nn.functional.gelu(hidden)))
-        last = times(1, inputs[1])
+    if len(network.initial) == 1:
+        return Pass(inputs, None, last)
+    inputs.append(_input(network, torch.nn.functional.gelu(last)))
+    return Pass(inputs, last, times(1, inputs[1]))
+
+
+def forward(network: Network, times: Callable[[int, Tensor], Tensor], vectors: Tensor) -> Tensor:
+    """f(vectors), with `times` as above."""
+    last = through_layers(network, times, vectors).last
     if network.norm is None:
-        return Pass(inputs, hidden, last, last)
+        return last
     gain, shift = network.norm
     normal = torch.nn.functional.layer_norm(last, last.shape[-1:], eps=_NORM_EPSILON)
-    return Pass(inputs, hidden, last, torch.addcmul(vectors + shift, normal, gain))
+    return torch.addcmul(vectors + shift, normal, gain)
 
 
 def _input(network: Network, vectors: Tensor) -> Tensor:
@@ -56,32 +60,32 @@ def _input(network: Network, vectors: Tensor) -> Tensor:
 
 def apply(network: Network, weights: Weights, vectors: Tensor) -> Tensor:
     """f(vectors; weights) for `[B, H, rows, Dk]`."""
-    return forward(network, lambda layer, rows: rows @ weights[layer].mT, vectors).result
+    return forward(network, lambda layer, rows: rows @ weights[layer].mT, vectors)
 
 
 def pair_gradients(
     network: Network, base: Weights, key: Tensor, value: Tensor, rate: Tensor
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Inputs and deltas of every layer, whose outer products are the gradients of the pairs; and the surprise."""
-    made = forward(network, lambda layer, rows: rows @ base[layer].mT, key)
-    error = made.result - value
-    delta = error * rate[..., None]
-    if network.norm is not None:
-        delta = _through_norm(made.last, delta * network.norm[0])
+    made = through_layers(network, lambda layer, rows: rows @ base[layer].mT, key)
+    if network.norm is None:
+        error = made.last - value
+        delta = error * rate[..., None]
+    else:
+        gain, shift = network.norm
+        centred = made.last - made.last.mean(-1, keepdim=True)
+        scale = (centred.square().mean(-1, keepdim=True) + _NORM_EPSILON).rsqrt()
+        normal = centred * scale
+        error = torch.addcmul(key - value + shift, normal, gain)
+        # Through the norm: what lies along it, or is the same for all entries, changes nothing.
+        arriving = error * gain
+        along = (arriving * normal).mean(-1, keepdim=True)
+        delta = (arriving - arriving.mean(-1, keepdim=True) - normal * along) * (scale * rate[..., None])
     deltas = [delta]
     if made.hidden is not None:
         last_layer = base[1][..., :-1] if network.bias else base[1]
         deltas.insert(0, (delta @ last_layer) * _gelu_slope(made.hidden))
     return made.inputs, deltas, torch.linalg.vector_norm(error, dim=-1)
-
-
-def _through_norm(last: Tensor, delta: Tensor) -> Tensor:
-    """The gradient at the input of the layer norm, from that at its output."""
-    centred = last - last.mean(-1, keepdim=True)
-    scale = (centred.square().mean(-1, keepdim=True) + _NORM_EPSILON).rsqrt()
-    normal = centred * scale
-    along = (delta * normal).mean(-1, keepdim=True)
-    return (delta - delta.mean(-1, keepdim=True) - normal * along) * scale
 
 
 def _gelu_slope(hidden: Tensor) -> Tensor:
