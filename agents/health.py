@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lifelong.agents.faults import NonFinite
 from lifelong.memory import MemoryCore
-from lifelong.memory.health import find_non_finite, state_health
+from lifelong.memory.health import find_non_finite, state_health, watch
 
 if TYPE_CHECKING:
     from lifelong.agents.rollout import Lives
@@ -26,16 +26,44 @@ def memory_health(lives: Lives) -> dict[str, float]:
 
     To be called where ``lives.remember`` was.
     """
-    few = slice(_SAMPLE)
-    agent, state = lives.agent, lives.state
-    assert lives.observation is not None, "lives that have not started have no health"
-    observation = {key: value[few] for key, value in lives.observation.items()}
-    tokens = agent.peek_token(observation, lives.reset[few], agent.embed_previous(lives.last[few]))
+    state = lives.state
+    tokens, few = _next_tokens(lives)
     leaves = state.values(True, True)
     found = {"state_bytes": sum(leaf.numel() * leaf.element_size() for leaf in leaves) / lives.env.num_lives}
-    found |= agent.core.health(state[few], tokens, lives.reset[few])
+    found |= lives.agent.core.health(state[few], tokens, lives.reset[few])
     found |= state_health(state)
     return {f"memory/{name}": float(value) for name, value in found.items()}
+
+
+@torch.no_grad()
+def memory_histograms(lives: Lives) -> dict[str, Tensor]:
+    """``memory_histograms/...``: the state's entries, tensor by tensor, over all lives; and of the next step of the
+    first four lives, how much is forgotten (1 - a, as its logarithm to base ten) and how surprised the memory is.
+
+    To be called where ``lives.remember`` was.
+    """
+    found = {}
+    for key, leaf in lives.state.items(True, True):
+        if leaf.is_floating_point():
+            found[key if isinstance(key, str) else "/".join(key)] = leaf.flatten()
+    tokens, few = _next_tokens(lives)
+    with watch() as writes:
+        lives.agent.core.step(tokens, lives.state[few], lives.reset[few])
+    for name, parts in (
+        ("log10_forgotten", [write.forgotten.log10() for write in writes if write.forgotten is not None]),
+        ("surprise", [write.before for write in writes]),
+    ):
+        if parts:
+            found[name] = torch.cat([part.float() for part in parts])
+    return {f"memory_histograms/{name}": value for name, value in found.items()}
+
+
+def _next_tokens(lives: Lives) -> tuple[Tensor, slice]:
+    """What the cores of the first lives are about to see, [B', D], and which lives these are."""
+    few = slice(_SAMPLE)
+    assert lives.observation is not None, "lives that have not started have no health"
+    observation = {key: value[few] for key, value in lives.observation.items()}
+    return lives.agent.peek_token(observation, lives.reset[few], lives.agent.embed_previous(lives.last[few])), few
 
 
 def refuse_broken_memory(core: MemoryCore, state: TensorDict, life_step: Tensor) -> None:

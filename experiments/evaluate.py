@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch.utils.tensorboard import SummaryWriter
+
 from lifelong.agents import NonFinite
 from lifelong.agents.evaluation import STATE_DTYPES, Ablation, Evaluation, LearningLife, Span
 from lifelong.envs import BatchedEnv, EnvironmentFault, References
@@ -159,6 +161,7 @@ class _Record:
                     self._stretch(stop)
             self._write(finished=True)
         shutil.rmtree(self.kept)
+        self._curves_by_life_step()
         for name, level in reference_levels(self.env.references).items():
             print(f"{name.replace('_', ' '):>23} {level:>9.3f}")
         print(f"written: {self.target}")
@@ -216,6 +219,20 @@ class _Record:
             write_json(self.target, result)
         except OSError as error:
             raise UserError(f"{self.target} was not written: {error.strerror}") from error
+
+    def _curves_by_life_step(self) -> None:
+        """TensorBoard's curves of the life, in a folder of their own because their x-axis is the life's step."""
+        folder = self.target.with_suffix("")
+        shutil.rmtree(folder, ignore_errors=True)
+        with SummaryWriter(str(folder)) as writer:
+            for span in self.spans:
+                values = {"reward_rate": span["reward_rate"], "score": span["score"], "return": span["episode_return"]}
+                values["microseconds_per_step"] = span["microseconds_per_step"]
+                for name, value in values.items():
+                    if value is not None:
+                        writer.add_scalar(f"life/{name}", value, span["stop"])
+                for tag, value in span["memory"].items():
+                    writer.add_scalar(tag, value, span["stop"])
 
     def _save(self) -> None:
         pickled = not self.env.state_is_tensors

@@ -7,11 +7,52 @@ bytes as one that was not. Clock times are in ``timing.csv`` and under ``time/``
 from __future__ import annotations
 
 import csv
+import dataclasses
 from pathlib import Path
 
+from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
+from lifelong.experiments.config import RunConfig, to_yaml
 from lifelong.experiments.run_folder import write_atomically
+
+# The page "custom scalars": charts in which the runs of several cores lie over each other.
+LAYOUT = {
+    "learning": {
+        "score": ["Multiline", ["rollout/score"]],
+        "reward of a step": ["Multiline", ["rollout/reward_rate"]],
+        "return of an episode": ["Multiline", ["rollout/ep_rew_mean"]],
+    },
+    "inside the life": {"reward by steps since the rule changed": ["Multiline", ["life/reward_after_change_.*"]]},
+    "memory": {
+        "largest entry": ["Multiline", ["memory/state_max"]],
+        "effective rank": ["Multiline", ["memory/effective_rank"]],
+        "surprise before and after the write": ["Multiline", ["memory/surprise_.*"]],
+    },
+    "is something broken": {
+        "ratio deviation": ["Multiline", ["train/ratio_deviation"]],
+        "share not finite": ["Multiline", ["memory/state_non_finite"]],
+    },
+}
+_JUDGED_BY = ("rollout/score", "rollout/reward_rate", "rollout/ep_rew_mean")
+
+
+def hyperparameters(config: RunConfig) -> dict[str, float | str | bool]:
+    """Everything in the config that is a number or a word, by its dotted key; lists as words."""
+    found: dict[str, float | str | bool] = {}
+
+    def add(prefix: str, value: object) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                add(f"{prefix}.{key}" if prefix else str(key), inner)
+        elif isinstance(value, (bool, int, float, str)):
+            found[prefix] = value
+        elif value is not None:
+            found[prefix] = str(value)
+
+    add("", dataclasses.asdict(config))
+    return found
 
 
 class CsvTable:
@@ -76,8 +117,22 @@ class RunLog:
         purge = None if resume_at is None else resume_at + 1
         self.writer = SummaryWriter(str(folder), purge_step=purge)
 
-    def add_text(self, tag: str, text: str) -> None:
-        self.writer.add_text(tag, text)
+    def begin(self, config: RunConfig) -> None:
+        """What TensorBoard needs to know once: the config as text and as hyperparameters, and how charts are grouped.
+
+        The hyperparameters go into the run itself; ``SummaryWriter.add_hparams`` would make a second run of them.
+        """
+        self.writer.add_text("config", "    " + to_yaml(config).replace("\n", "\n    "))
+        for summary in hparams(hyperparameters(config), dict.fromkeys(_JUDGED_BY, 0.0)):
+            self.writer.file_writer.add_summary(summary)
+        self.writer.add_custom_scalars(LAYOUT)
+
+    def add_histograms(self, frames: int, tensors: dict[str, Tensor]) -> None:
+        """The distributions of some tensors at ``frames``; entries that are not finite are left away."""
+        for tag, tensor in tensors.items():
+            finite = tensor[tensor.isfinite()]
+            if finite.numel():
+                self.writer.add_histogram(tag, finite, frames)
 
     def add(self, frames: int, metrics: dict[str, float], timings: dict[str, float]) -> None:
         """One point at ``frames``: ``metrics`` are determined by the seed, ``timings`` are clock times."""

@@ -13,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from lifelong.agents import NonFinite, Trainer
+from lifelong.agents.health import memory_histograms
 from lifelong.envs import BatchedEnv, EnvironmentFault
 from lifelong.experiments.build import build_env, build_trainer, set_up_process
 from lifelong.experiments.checkpoint import drop_later_checkpoints, load_checkpoint, save_checkpoint
@@ -73,7 +74,7 @@ class _Run:
         self.trainer = trainer
         self.log = RunLog(folder, resume_at)
         if resume_at is None:
-            self.log.add_text("config", "    " + to_yaml(config).replace("\n", "\n    "))
+            self.log.begin(config)
         self.saved_at = trainer.frames
         self.stop_signal: int | None = None
 
@@ -139,6 +140,7 @@ class _Run:
                 f"the checkpoint at {self.trainer.frames:,} frames was not written: {reason}; {self._last_good()}"
             ) from error
         self.saved_at = self.trainer.frames
+        self.log.add_histograms(self.trainer.frames, memory_histograms(self.trainer.lives))
 
     def _last_good(self) -> str:
         try:

@@ -69,7 +69,8 @@ def _forgotten(log_decay: Tensor | None) -> Tensor | None:
 
 
 @contextmanager
-def _watch() -> Iterator[list[_Write]]:
+def watch() -> Iterator[list[_Write]]:
+    """Inside, the steps of fast-weight layers leave what they wrote in the list."""
     writes: list[_Write] = []
     token = _watched.set(writes)
     try:
@@ -135,7 +136,7 @@ def measure(
         found["effective_rank"] = float(torch.cat(ranks).nanmean())
     if inputs is None or not found:
         return {name: value for name, value in found.items() if value == value}
-    with _watch() as writes:
+    with watch() as writes:
         _, after = step(inputs, state)
     found["write_size"] = _change(state, after)
     found.update(_means(writes))
