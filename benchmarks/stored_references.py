@@ -6,6 +6,7 @@ python benchmarks/stored_references.py [--only NAME ...]
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -68,11 +69,12 @@ def drift_control() -> None:
             return DriftControl(lives, seed, system=system)
 
         for kind in KINDS:
-            for last_transition in (False, True):
-                policy, weights = search_memoryless(build, kind, last_transition, **size)
+            for last_transition, greedy in itertools.product((False, True), repeat=2):
+                policy, weights = search_memoryless(build, kind, last_transition, greedy=greedy, **size)
                 sees = "last transition" if last_transition else "observation"
-                found = level(build, policy, weights)
-                report(f"drift_control, system={system}, without memory, {kind} in the {sees}", found)
+                found = level(build, policy, weights, lives=256, steps=1500)
+                acts = "greedy" if greedy else "random"
+                report(f"drift_control, system={system}, without memory, {kind} in the {sees}, {acts}", found)
 
 
 STORED: dict[str, Callable[[], None]] = {
