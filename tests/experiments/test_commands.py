@@ -18,7 +18,7 @@ def test_train_leaves_everything_that_the_run_folder_promises(lifelong, tmp_path
     result = lifelong("train", *tiny, "frames=512", "out=run")
     assert result.returncode == 0, result.stderr
     run = tmp_path / "run"
-    names = {path.name.split(".")[0] if "tfevents" not in path.name else "events" for path in run.iterdir()}
+    names = {path.name.split(".")[0] if "tfevents" not in path.name else "events" for path in run.glob("[!.]*")}
     assert names == {"config", "command", "versions", "progress", "timing", "events", "checkpoints", "summary"}
     assert (run / "command.txt").read_text().startswith("lifelong train env.num_lives=8")
     assert "torch 2" in (run / "versions.txt").read_text()
