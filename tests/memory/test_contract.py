@@ -54,6 +54,13 @@ VARIANTS: list[Case] = [
     ("atlas", {"heads": 2, "head_dim": 4, "model": "matrix", "inner_norm": False, "key_map": "dpfp", "chunk": 1}),
 ]
 # A learned reset state once for every way that it is handled (test_learned_reset.py goes through all cores).
+# Caches that the tests' lives of 22 steps outgrow, not within one call: gradients from before it are asked for.
+VARIANTS += [
+    ("softmax", {"layers": 2, "heads": 2, "head_dim": 4, "capacity": 40, "convolution_taps": 0, "feed_forward": 2.0}),
+    ("softmax_window", {"layers": 2, "heads": 2, "head_dim": 4, "window": 14, "convolution_taps": 2}),
+    ("softmax_evicting", {"layers": 2, "heads": 2, "head_dim": 4, "slots": 14, "recent": 7, "convolution_taps": 0}),
+    ("gtrxl", {"layers": 2, "heads": 2, "head_dim": 4, "memory_steps": 14, "reset_state": "learned"}),
+]
 VARIANTS += [
     (name, {"reset_state": "learned"})
     for name in ("gated_delta", "mixed_heads", "momentum_delta", "mlstm", "omega", "mamba2", "gtrxl")
