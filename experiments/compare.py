@@ -38,6 +38,11 @@ def compare(words: list[str]) -> int:
     cells = cells_of(config)
     folder = Path(config.out or _default_folder(words))
     matched = _match(config, cells)
+    if config.plan_only:
+        runs = runs_of(config) * len(matched)
+        frames = runs_of(config) * sum(each.frames for each in matched)
+        print(f"{len(matched)} cores in environments, {runs} runs, {frames:,} frames; nothing was run")
+        return 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -149,9 +154,7 @@ class _Comparison:
     def progress(self, matched: Matched, running: set[Job]) -> CellProgress:
         """How far a cell is."""
         config, cell = self.config, matched.cell
-        rates = len(config.learning_rates)
-        tuning = config.tuning_seeds * rates if rates > 1 else config.tuning_seeds
-        planned = tuning + config.seeds - config.tuning_seeds
+        planned = runs_of(config)
         jobs = self.jobs_of(cell)
         done = [job for job in jobs if _finished(job)]
         frames = len(done) * matched.frames + sum(_frames_of(job) for job in running if job in jobs)
@@ -235,6 +238,11 @@ class _Comparison:
         for ended in self.failed:
             print(f"failed: {ended.job.folder}: {ended.fault} (its log: {ended.job.log})", file=sys.stderr)
         print(f"figures and tables: lifelong report {self.folder}")
+
+
+def runs_of(config: ComparisonConfig) -> int:
+    """How many runs a core has in an environment: learning rates on the seeds that choose, and the other seeds."""
+    return config.tuning_seeds * len(config.learning_rates) + config.seeds - config.tuning_seeds
 
 
 def _match(config: ComparisonConfig, cells: list[Cell]) -> list[Matched]:

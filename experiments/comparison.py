@@ -38,6 +38,7 @@ class ComparisonConfig:
     jobs: int | None = None
     ray_address: str | None = None
     gpus: float = 0.0
+    plan_only: bool = False
     out: str | None = None
 
     def check(self) -> None:
