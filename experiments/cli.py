@@ -19,7 +19,7 @@ _VERBS = {
     "audit": ("audit", "audit", "does a task ask for memory? lifelong audit env=NAME"),
     "probe": ("probe", "probe", "what a memory can do, without RL: lifelong probe memory=NAME[,NAME...]"),
     "bench": ("bench", "bench", "measure this machine: lifelong bench [kernels|ppo]"),
-    "list": ("listing", "list_names", "what there is: lifelong list [env|memory|algorithm|experiment]"),
+    "list": ("listing", "list_names", "what there is: lifelong list [env|memory|algorithm|experiment|comparison]"),
 }
 
 

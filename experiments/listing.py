@@ -1,4 +1,4 @@
-"""``lifelong list [env|memory|algorithm|experiment]``: what may stand behind these words.
+"""``lifelong list [env|memory|algorithm|experiment|comparison]``: what may stand behind these words.
 
 ``lifelong list memory --check`` measures the cores; see ``requirements_check``.
 """
@@ -11,6 +11,8 @@ from lifelong.experiments.config import GROUPS, config_folder, group_names
 from lifelong.experiments.errors import UserError, did_you_mean
 from lifelong.experiments.requirements_check import check
 
+_LISTED = (*GROUPS, "comparison")
+
 
 def list_names(arguments: list[str]) -> int:
     """Print each name with the first comment of its file; with ``--check``, measure."""
@@ -18,9 +20,9 @@ def list_names(arguments: list[str]) -> int:
         words = [word for word in arguments if word not in ("--check", "memory")]
         return check(words)
     for word in arguments:
-        if word not in GROUPS:
-            raise UserError(f"list {word}: unknown; allowed: {', '.join(GROUPS)}{did_you_mean(word, GROUPS)}")
-    for group in arguments or GROUPS:
+        if word not in _LISTED:
+            raise UserError(f"list {word}: unknown; allowed: {', '.join(_LISTED)}{did_you_mean(word, _LISTED)}")
+    for group in arguments or _LISTED:
         print(f"{group}=")
         for name in group_names(group):
             print(f"  {name:<22} {_first_comment(config_folder() / group / f'{name}.yaml')}")
