@@ -151,24 +151,17 @@ def test_cores_are_matched_by_their_width_and_one_that_cannot_be_is_said_to_miss
 
 
 @pytest.mark.slow
-def test_on_a_ray_cluster_a_node_may_die_in_mid_comparison_and_nothing_is_lost(
-    words: list[str], tmp_path: Path
+def test_on_a_ray_cluster_a_node_may_die_and_nothing_is_lost(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     ray = pytest.importorskip("ray", reason="needs the optional package ray")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     second = cluster.add_node(num_cpus=1)
     try:
-        command = [
-            *COMPARE,
-            *words,
-            "frames=12800",
-            "checkpoint.every_frames=640",
-            "memory=gru",
-            "seeds=2",
-            "engine=ray",
-        ]
+        command = [*COMPARE, *words, "frames=12800", "checkpoint.every_frames=640", "memory=gru", "seeds=2"]
         process = subprocess.Popen(
             [*command, "engine=ray", f"ray_address={cluster.address}"],
             cwd=tmp_path,
@@ -178,7 +171,7 @@ def test_on_a_ray_cluster_a_node_may_die_in_mid_comparison_and_nothing_is_lost(
             env=ENVIRONMENT,
         )
         runs = [tmp_path / f"comparison/switching_bandit/gru/lr0.001/seed{seed}" for seed in (0, 1)]
-        _wait_for(lambda: all(any((run / "checkpoints").glob("frames_*")) for run in runs))
+        _wait_for(lambda: all(any((run / "checkpoints").glob("frames_*")) for run in runs), 240.0)
         cluster.remove_node(second, allow_graceful=False)
         said, _ = process.communicate(timeout=240)
         assert process.returncode == 0, said
