@@ -24,6 +24,7 @@ from torch.nn.functional import silu
 from torchrl.data import Composite, TensorSpec
 
 from lifelong.agents.actions import make_action_head
+from lifelong.agents.distributed import ALONE, Group
 from lifelong.agents.encoder import Observation, ObservationEncoder
 from lifelong.agents.faults import NonFinite
 from lifelong.memory import MemoryCore
@@ -110,8 +111,12 @@ class ActorCritic(nn.Module):
         previous: Previous,
         generator: torch.Generator | None = None,
         greedy: bool = False,
+        group: Group = ALONE,
     ) -> PolicyStep:
-        """Act once in B lives: observation [B, ...], reset [B] bool (drops the memory before this step)."""
+        """Act once in B lives: observation [B, ...], reset [B] bool (drops the memory before this step).
+
+        The lives are this process's in ``group``; the noise is drawn for those of all.
+        """
         embedding = self.encoder(observation)
         outputs, state = self.core.step(self._make_token(embedding, previous, reset), state, reset)
         trunk = self.trunk_norm(outputs)
@@ -122,7 +127,7 @@ class ActorCritic(nn.Module):
             action = self.action_head.mode(parameters)
             log_prob = self.action_head.distribution(parameters).log_prob(action)
         else:
-            action, log_prob = self.action_head.sample(parameters, generator)
+            action, log_prob = map(group.own, self.action_head.sample(group.spread(parameters), generator))
         return PolicyStep(action, log_prob, self.value(trunk).squeeze(-1), state, embedding)
 
     def peek_value(self, observation: Observation, reset: Tensor, state: TensorDict, previous: Previous) -> Tensor:

@@ -28,6 +28,7 @@ import torch
 from tensordict import TensorDict
 
 from lifelong.agents.actor_critic import ActorCritic
+from lifelong.agents.distributed import ALONE, Group
 from lifelong.agents.faults import NonFinite
 from lifelong.agents.history import History
 from lifelong.agents.losses import LOGGED, Loss, make_loss
@@ -110,9 +111,12 @@ class Algorithm:
     minibatch, before any step. (With ``history``, states are computed again by the present weights, and it is not.)
     """
 
-    def __init__(self, agent: ActorCritic, config: AlgorithmConfig, generator: torch.Generator) -> None:
+    def __init__(
+        self, agent: ActorCritic, config: AlgorithmConfig, generator: torch.Generator, group: Group = ALONE
+    ) -> None:
         self.agent = agent
         self.config = config
+        self.group = group
         self.generator = generator
         self.updates = 0
         decayed = [weight for weight in agent.parameters() if weight.dim() > 1]
@@ -122,8 +126,8 @@ class Algorithm:
             lr=config.learning_rate,
             eps=config.adam_epsilon,
         )
-        self.loss: Loss = make_loss(agent, config)
-        self.rewards = RewardScale(config)
+        self.loss: Loss = make_loss(agent, config, group)
+        self.rewards = RewardScale(config, group)
         self.history = History(config.history)
 
     def update(self, segment: TensorDict, progress: float = 0.0) -> dict[str, float]:
@@ -140,13 +144,14 @@ class Algorithm:
         sums: dict[str, float] = {}
         count, deviation, stop = 0, 0.0, False
         for _ in range(config.epochs):
-            order = torch.randperm(segment.shape[0], generator=self.generator)
+            order = torch.randperm(segment.shape[0] * self.group.world, generator=self.generator)
             for lives in order.tensor_split(config.minibatches):
-                batch = joined[lives]
-                losses = self.loss(batch)
-                if count == 0:
+                own, share = self.group.own_lives(lives)
+                batch = joined[own]
+                losses = self.loss(batch, counted=share > 0)
+                if count == 0 and share > 0:
                     deviation = self._ratio_deviation(batch)
-                values = self._step(losses)
+                values = self._step(losses, share)
                 for name, value in values.items():
                     sums[name] = sums.get(name, 0.0) + value
                 count += 1
@@ -163,21 +168,25 @@ class Algorithm:
         return {
             **{_TAGS[name]: total / count for name, total in sums.items()},
             **self.rewards.metrics(),
-            "train/explained_variance": float(explained_variance(segment)),
-            "train/ratio_deviation": deviation,
+            "train/explained_variance": float(explained_variance(segment, self.group)),
+            "train/ratio_deviation": max(self.group.gather(deviation)),
             "train/learning_rate": learning_rate,
             "train/entropy_coefficient": entropy,
             "train/minibatch_steps": float(count),
         }
 
-    def _step(self, losses: TensorDict) -> dict[str, float]:
-        """One step down the gradient; returns what is logged of it."""
+    def _step(self, losses: TensorDict, share: float) -> dict[str, float]:
+        """One step down the gradient of the whole minibatch, of which ``losses`` are for this process's ``share``;
+        returns what is logged of it.
+        """
         total = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
         self.optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.agent.parameters(), self.config.max_grad_norm)
+        (share * total).backward()
         names = [name for name in LOGGED if name in losses.keys()]  # noqa: SIM118 - a TensorDict
-        found = torch.stack([losses[name].detach() for name in names] + [grad_norm]).tolist()
+        logged = share * torch.stack([losses[name].detach() for name in names])
+        logged = self.group.add_gradients(list(self.agent.parameters()), logged)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.agent.parameters(), self.config.max_grad_norm)
+        found = [*logged.tolist(), float(grad_norm)]
         values = dict(zip((*names, "grad_norm"), found, strict=True))
         self._refuse_non_finite(values)
         self.optimizer.step()

@@ -19,6 +19,7 @@ from torchrl.objectives import A2CLoss, ClipPPOLoss
 from torchrl.objectives.value.functional import vtrace_advantage_estimate
 
 from lifelong.agents.actor_critic import ActorCritic
+from lifelong.agents.distributed import ALONE, Group
 from lifelong.agents.faults import NonFinite
 from lifelong.agents.history import with_history
 from lifelong.agents.segment import standardize
@@ -43,16 +44,19 @@ class Loss:
     Args:
         agent: the network.
         config: the algorithm's options.
+        group: the ranks over which minibatches lie.
     """
 
-    def __init__(self, agent: ActorCritic, config: AlgorithmConfig) -> None:
+    def __init__(self, agent: ActorCritic, config: AlgorithmConfig, group: Group = ALONE) -> None:
         self.config = config
+        self.group = group
         self.actor = Actor(agent, config.history_gradient)
         self.module: Any = _module(self.actor, agent, config)
 
-    def __call__(self, batch: TensorDict) -> TensorDict:
+    def __call__(self, batch: TensorDict, counted: bool = True) -> TensorDict:
+        """The terms of this process's part of a minibatch; if it is not ``counted``, nothing is learned from it."""
         if self.config.normalize_advantage:
-            batch["steps", "advantage"] = standardize(batch["steps", "advantage"])
+            batch["steps", "advantage"] = standardize(batch["steps", "advantage"], self.group, counted)
         return self.module(batch)
 
     def set_entropy_coefficient(self, value: float) -> None:
@@ -70,7 +74,7 @@ class VTraceLoss(Loss):
     one stored at collection.
     """
 
-    def __call__(self, batch: TensorDict) -> TensorDict:
+    def __call__(self, batch: TensorDict, counted: bool = True) -> TensorDict:
         config, steps = self.config, batch["steps"]
         distribution = self.actor.get_dist(batch)
         with torch.no_grad():
@@ -91,14 +95,16 @@ class VTraceLoss(Loss):
                 c_thresh=config.trace_clip,
             )
         batch["steps", "value_target"] = target
-        batch["steps", "advantage"] = standardize(advantage) if config.normalize_advantage else advantage
+        if config.normalize_advantage:
+            advantage = standardize(advantage, self.group, counted)
+        batch["steps", "advantage"] = advantage
         with self.actor.as_it_is():
             return self.module(batch)
 
 
-def make_loss(agent: ActorCritic, config: AlgorithmConfig) -> Loss:
+def make_loss(agent: ActorCritic, config: AlgorithmConfig, group: Group = ALONE) -> Loss:
     """The loss of ``config.name``."""
-    return VTraceLoss(agent, config) if config.name == "vtrace" else Loss(agent, config)
+    return VTraceLoss(agent, config, group) if config.name == "vtrace" else Loss(agent, config, group)
 
 
 def _module(actor: Actor, agent: ActorCritic, config: AlgorithmConfig) -> Any:

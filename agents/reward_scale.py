@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDict
 
+from lifelong.agents.distributed import ALONE, Group
+
 if TYPE_CHECKING:
     from lifelong.agents.algorithm import AlgorithmConfig
 
@@ -21,8 +23,9 @@ class RewardScale:
     changed.
     """
 
-    def __init__(self, config: AlgorithmConfig) -> None:
+    def __init__(self, config: AlgorithmConfig, group: Group = ALONE) -> None:
         self.config = config
+        self.group = group  # over whose lives means are taken
         self.mean_square: float | None = None
         self.average: float | None = None
 
@@ -31,16 +34,16 @@ class RewardScale:
         config, following = self.config, segment["steps", "next"]
         reward = following["reward"]
         if config.reward_scale_rate is not None:
-            square = float(reward.double().square().mean())
+            square = float(self.group.mean(reward.double().square()))
             rate = config.reward_scale_rate
             self.mean_square = square if self.mean_square is None else (1 - rate) * self.mean_square + rate * square
             reward = reward / max(self.mean_square, 1e-12) ** 0.5
         if config.objective == "average_reward":
             if self.average is None:
-                self.average = float(reward.double().mean())
+                self.average = float(self.group.mean(reward.double()))
             reward = reward - self.average
             ahead = config.gamma * following["state_value"] * ~following["terminated"]
-            delta = (reward + ahead - segment["steps", "state_value"]).double().mean()
+            delta = self.group.mean((reward + ahead - segment["steps", "state_value"]).double())
             self.average += config.average_reward_rate * float(delta)
         following["learned_reward"] = reward
 

@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lifelong.agents.actor_critic import ActorCritic, PolicyStep, Previous
+from lifelong.agents.distributed import ALONE, Group
 from lifelong.agents.encoder import Observation
 from lifelong.agents.faults import NonFinite
 from lifelong.agents.health import refuse_broken_memory
@@ -70,10 +71,11 @@ class Lives:
     ``act`` moves all of them by one step. Training and evaluation both go through it.
     """
 
-    def __init__(self, env: Environment, agent: ActorCritic, generator: torch.Generator) -> None:
+    def __init__(self, env: Environment, agent: ActorCritic, generator: torch.Generator, group: Group = ALONE) -> None:
         self.env = env
         self.agent = agent
         self.generator = generator
+        self.group = group  # whose ranks live the other lives, if any, and draw from the same generator
         self.statistics = LifeStatistics(env.num_lives)
         device = self.device = agent.token.weight.device
         self.state = agent.core.initial_state(env.num_lives, device=device).detach()  # a reset state may be learned
@@ -101,7 +103,7 @@ class Lives:
         assert self.observation is not None, "call start() first"
         observation = self.observation
         try:
-            policy = self.agent.step(observation, self.reset, self.state, previous, self.generator, greedy)
+            policy = self.agent.step(observation, self.reset, self.state, previous, self.generator, greedy, self.group)
         except NonFinite:
             self._blame_memory(previous)
             raise

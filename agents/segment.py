@@ -15,6 +15,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from torchrl.objectives.value import GAE
 
+from lifelong.agents.distributed import ALONE, Group
+
 
 def add_advantages(segment: TensorDict, gamma: float, gae_lambda: float) -> None:
     """Write ``advantage`` and ``value_target`` into ``steps``: generalised advantage estimation from the stored values.
@@ -32,12 +34,12 @@ def add_advantages(segment: TensorDict, gamma: float, gae_lambda: float) -> None
     estimator(segment["steps"])
 
 
-def standardize(advantage: Tensor) -> Tensor:
-    """Mean 0 and deviation 1 over the minibatch."""
-    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+def standardize(advantage: Tensor, group: Group = ALONE, counted: bool = True) -> Tensor:
+    """Mean 0 and deviation 1 over the minibatch: over the parts of it on all ranks whose part is ``counted``."""
+    return (advantage - group.mean(advantage, counted)) / (group.std(advantage, counted) + 1e-8)
 
 
-def explained_variance(segment: TensorDict) -> Tensor:
+def explained_variance(segment: TensorDict, group: Group = ALONE) -> Tensor:
     """1 - Var(target - V) / Var(target) over the segment: 1 is a perfect critic, 0 one that says the mean."""
     target, value = segment["steps", "value_target"], segment["steps", "state_value"]
-    return 1 - (target - value).var() / target.var().clamp_min(torch.finfo(target.dtype).tiny)
+    return 1 - group.var(target - value) / group.var(target).clamp_min(torch.finfo(target.dtype).tiny)

@@ -7,7 +7,7 @@ int64: a float32 sum stops growing at 2^24, an int32 counter at 2^31.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class LifeStatistics:
         self.life_step = torch.zeros(num_lives, dtype=torch.int64)
         self.returns: deque[float] = deque(maxlen=window)
         self.lengths: deque[int] = deque(maxlen=window)
+        self.ended_at: deque[int] = deque(maxlen=window)  # by the count of steps of each life
         self.episodes = 0
         self.total_reward = torch.zeros((), dtype=torch.float64)
         self.total_steps = 0
@@ -71,6 +72,7 @@ class LifeStatistics:
             self.span_return_sum += sum(finished)
             self.span_episodes += len(finished)
             self.lengths.extend(self.episode_length[ended].tolist())
+            self.ended_at.extend([self.total_steps // reward.numel()] * len(finished))
             self.episodes += len(finished)
             self.episode_return[ended] = 0
             self.episode_length[ended] = 0
@@ -112,6 +114,7 @@ class LifeStatistics:
             "life_step": self.life_step.clone(),
             "returns": list(self.returns),
             "lengths": list(self.lengths),
+            "ended_at": list(self.ended_at),
             "episodes": self.episodes,
             "total_reward": self.total_reward.clone(),
             "total_steps": self.total_steps,
@@ -123,7 +126,31 @@ class LifeStatistics:
         self.life_step = state["life_step"].clone()
         self.returns = deque(state["returns"], maxlen=self.returns.maxlen)
         self.lengths = deque(state["lengths"], maxlen=self.lengths.maxlen)
+        unknown = [0] * len(self.returns)  # a state from before ``ended_at`` was kept
+        self.ended_at = deque(state.get("ended_at", unknown), maxlen=self.ended_at.maxlen)
         self.episodes = state["episodes"]
         self.total_reward = state["total_reward"].clone()
         self.total_steps = state["total_steps"]
         self.begin_span()
+
+
+def merge_statistics(parts: Sequence[LifeStatistics]) -> LifeStatistics:
+    """Of all lives, from those of their parts, which have made the same number of steps; one part is its own sum."""
+    if len(parts) == 1:
+        return parts[0]
+    merged = LifeStatistics(sum(len(part.life_step) for part in parts))
+    for name in ("episode_return", "episode_length", "life_step"):
+        setattr(merged, name, torch.cat([getattr(part, name) for part in parts]))
+    for name in ("episodes", "total_reward", "total_steps"):
+        setattr(merged, name, sum(getattr(part, name) for part in parts))
+    for name in ("reward", "steps", "return_sum", "episodes"):
+        setattr(merged, f"span_{name}", sum(getattr(part, f"span_{name}") for part in parts))
+    for name in ("change_reward", "change_count"):
+        setattr(merged, name, sum(getattr(part, name) for part in parts))
+    ended = [end for part in parts for end in zip(part.ended_at, part.returns, part.lengths, strict=True)]
+    ended.sort(key=lambda end: end[0])  # stable: within a step, in the order of lives
+    for at, total, length in ended:
+        merged.ended_at.append(at)
+        merged.returns.append(total)
+        merged.lengths.append(length)
+    return merged

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from lifelong.agents.actor_critic import ActorCritic
 from lifelong.agents.algorithm import Algorithm, AlgorithmConfig
+from lifelong.agents.distributed import ALONE, Group
 from lifelong.agents.health import memory_health, refuse_broken_memory
 from lifelong.agents.rollout import Environment, Lives, collect_segment
+from lifelong.agents.statistics import merge_statistics
 
 
 class Trainer:
@@ -30,17 +33,27 @@ class Trainer:
         config: the algorithm's options.
         seed: of the two generators that training draws from (actions, minibatches).
         total_frames: where the schedules end and ``done`` becomes true. A frame is one step of one life.
+        group: the ranks that train together, each with its part of the lives in ``env``; see ``distributed``. Frames
+            and metrics are of all.
     """
 
     def __init__(
-        self, env: Environment, agent: ActorCritic, config: AlgorithmConfig, seed: int, total_frames: int
+        self,
+        env: Environment,
+        agent: ActorCritic,
+        config: AlgorithmConfig,
+        seed: int,
+        total_frames: int,
+        group: Group = ALONE,
     ) -> None:
-        config.check(env.num_lives)
+        config.check(env.num_lives * group.world)
         device = agent.token.weight.device
+        self.group = group
+        group.copy_weights(agent)
         self.config = config
         self.agent = agent
-        self.lives = Lives(env, agent, torch.Generator(device).manual_seed(seed))
-        self.algorithm = Algorithm(agent, config, torch.Generator().manual_seed(seed + 1))
+        self.lives = Lives(env, agent, torch.Generator(device).manual_seed(seed), group)
+        self.algorithm = Algorithm(agent, config, torch.Generator().manual_seed(seed + 1), group)
         self.total_frames = total_frames
         self.frames = 0
         self.timings = {"collect": 0.0, "update": 0.0}  # process CPU seconds of the last update
@@ -54,6 +67,7 @@ class Trainer:
 
         Raises:
             NonFinite: a memory, a reward, a loss or a weight is not finite; it says which, and where.
+            RankLost: another rank has left.
         """
         started = time.process_time()
         self.lives.statistics.begin_span()
@@ -62,8 +76,10 @@ class Trainer:
         collected = time.process_time()
         learned = self.algorithm.update(segment, self.frames / self.total_frames)
         self.timings = {"collect": collected - started, "update": time.process_time() - collected}
-        self.frames += segment["steps"].numel()
-        return {**self.lives.statistics.metrics(), **learned, **memory_health(self.lives)}
+        self.frames += segment["steps"].numel() * self.group.world
+        parts = self.group.gather((self.lives.statistics, memory_health(self.lives)))
+        statistics = merge_statistics([part for part, _ in parts])
+        return {**statistics.metrics(), **learned, **_merge_health([health for _, health in parts])}
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer, memory, generators, counters, statistics: tensors, numbers, strings and containers of
@@ -82,3 +98,13 @@ class Trainer:
         self.algorithm.load_state_dict(state["algorithm"])
         self.lives.load_state_dict(state["lives"])
         self.frames = state["frames"]
+
+
+def _merge_health(parts: list[dict[str, float]]) -> dict[str, float]:
+    """Over all lives what ``memory_health`` says of all; of the first four lives, what rank 0 says of its own."""
+    merged = dict(parts[0])
+    for name, merge in (("state_norm", fmean), ("state_max", max), ("state_non_finite", fmean)):
+        key = f"memory/{name}"
+        if key in merged:
+            merged[key] = merge([part[key] for part in parts])
+    return merged

@@ -47,10 +47,12 @@ class GymnasiumEnv(BatchedEnv):
         observations: how their observations are laid out.
         actions: how actions are handed to them.
         name: for messages.
-        seed: environment i starts from the i-th child of SeedSequence(seed), whatever B is, and draws on from there.
+        seed: environment i starts from child first_life + i of SeedSequence(seed), whatever B is, and draws on from
+            there.
         reset_memory: which ends clear the memory.
         life_steps: length of a life with ``reset_memory="life"``; None: no end.
         references: reward levels.
+        first_life: index of the first life, to split a batch over processes.
     """
 
     state_is_tensors = False
@@ -66,6 +68,7 @@ class GymnasiumEnv(BatchedEnv):
         reset_memory: ResetMemory = "episode",
         life_steps: int | None = None,
         references: References | None = None,
+        first_life: int = 0,
     ) -> None:
         check_choice(name, "reset_memory", reset_memory, RESET_MEMORY)
         if life_steps is not None:
@@ -81,7 +84,8 @@ class GymnasiumEnv(BatchedEnv):
         self.lifelong = reset_memory == "life"
         self._environments = list(environments)
         self._observations, self._actions = observations, actions
-        self._seeds = life_seeds(check_count(name, "seed", seed, low=0), self.num_lives)
+        first = check_count(name, "first_life", first_life, low=0)
+        self._seeds = life_seeds(check_count(name, "seed", seed, low=0), first + self.num_lives)[first:]
         self._life_steps = life_steps
         self._life_step = np.zeros(self.num_lives, np.int64)
         self._total_steps = 0
@@ -275,6 +279,7 @@ def make_gymnasium(
     max_episode_steps: int | None = None,
     kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Mapping[str, Any]] = (),
+    first_life: int = 0,
 ) -> GymnasiumEnv:
     """B environments of a Gymnasium id.
 
@@ -287,6 +292,7 @@ def make_gymnasium(
         max_episode_steps: truncate episodes after this many steps; None: the id's own limit; -1: no limit.
         kwargs: passed on to ``gymnasium.make``.
         wrappers: what is put around each environment, the innermost first: ``name`` and options, see ``wrappers``.
+        first_life: index of the first life, to split a batch over processes.
 
     Raises:
         ValueError: an unknown id or option, or a wrapper that does not fit.
@@ -316,6 +322,7 @@ def make_gymnasium(
         reset_memory=reset_memory,
         life_steps=life_steps,
         references=None if limit is not None or options or wrappers else EPISODE_REFERENCES.get(id),
+        first_life=first_life,
     )
 
 

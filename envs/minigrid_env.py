@@ -56,6 +56,7 @@ def make_minigrid(
     life_steps: int | None = None,
     kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Mapping[str, Any]] = (),
+    first_life: int = 0,
 ) -> GymnasiumEnv:
     """B environments of a MiniGrid or BabyAI id.
 
@@ -76,6 +77,7 @@ def make_minigrid(
         kwargs: passed on to ``gymnasium.make``.
         wrappers: what is put around each environment, the innermost first: ``name`` and options, see ``wrappers``.
             ``action_remap`` permutes the agent's ``actions`` unless it names others.
+        first_life: index of the first life, to split a batch over processes.
 
     Raises:
         ValueError: an unknown id, action or option value, or a wrapper that does not fit.
@@ -119,6 +121,7 @@ def make_minigrid(
         reset_memory=reset_memory,
         life_steps=life_steps,
         references=MINIGRID_REFERENCES.get(known) if standard else None,
+        first_life=first_life,
     )
 
 

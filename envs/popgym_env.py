@@ -29,6 +29,7 @@ def make_popgym(
     max_episode_steps: int | None = None,
     kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Mapping[str, Any]] = (),
+    first_life: int = 0,
 ) -> BatchedEnv:
     """B environments of a POPGym id.
 
@@ -36,7 +37,7 @@ def make_popgym(
         num_lives: B.
         seed: root of the environments' seeds.
         id: for example RepeatPreviousEasy; ``popgym-RepeatPreviousEasy-v0`` is understood too.
-        reset_memory, life_steps, max_episode_steps, kwargs, wrappers: as for ``gymnasium``.
+        reset_memory, life_steps, max_episode_steps, kwargs, wrappers, first_life: as for ``gymnasium``.
 
     Raises:
         ValueError: popgym is not installed, or an unknown id or option (with the nearest match).
@@ -59,6 +60,7 @@ def make_popgym(
         max_episode_steps=max_episode_steps,
         kwargs=kwargs,
         wrappers=wrappers,
+        first_life=first_life,
     )
     if max_episode_steps is None and not kwargs and not wrappers:
         env.references = POPGYM_REFERENCES.get(short)

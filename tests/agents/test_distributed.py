@@ -1,0 +1,95 @@
+"""Two processes that share the lives do what one process does with all of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lifelong.agents import ActorCritic, AlgorithmConfig, Trainer
+from lifelong.agents.distributed import ALONE, Group, Ranks, join
+from lifelong.envs import make_env
+from lifelong.memory import make_core
+
+LIVES = 8
+BANDIT = {"name": "switching_bandit", "life_steps": 7}
+# Minibatches of one life: each rank has no life in half of them.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "ppo": (BANDIT, {"name": "ppo", "epochs": 2, "minibatches": 3, "target_kl": 0.05}),
+    "ppo_minibatches_of_a_life": (BANDIT, {"name": "ppo", "epochs": 1, "minibatches": LIVES}),
+    "a2c_average_reward": (
+        BANDIT,
+        {"name": "a2c", "epochs": 1, "objective": "average_reward", "reward_scale_rate": 0.1, "weight_decay": 0.01},
+    ),
+    "vtrace_history": (BANDIT, {"name": "vtrace", "epochs": 2, "history": 1}),
+    "cart_pole": ({"name": "gymnasium", "id": "CartPole-v1"}, {"name": "ppo", "epochs": 1}),
+    "continuous": ({"name": "gymnasium", "id": "Pendulum-v1"}, {"name": "ppo", "epochs": 1}),
+}
+
+
+def make_trainer(case: str, group: Group) -> Trainer:
+    env_options, algorithm = CASES[case]
+    lives = LIVES // group.world
+    env = make_env({**env_options, "num_lives": lives, "seed": 3, "first_life": group.rank * lives})
+    torch.manual_seed(group.rank)  # rank 0's weights are to be all ranks'
+    agent = ActorCritic(env.observation_spec, env.action_spec, make_core("gated_delta", 16), head_width=16)
+    config = AlgorithmConfig(segment=16, **{"learning_rate": 3e-3, "final_learning_rate": 3e-3, **algorithm})
+    return Trainer(env, agent, config, seed=5, total_frames=10_000, group=group)
+
+
+def train(case: str, group: Group, updates: int = 4) -> dict[str, Any]:
+    trainer = make_trainer(case, group)
+    metrics = [trainer.update() for _ in range(updates)]
+    return {"weights": trainer.agent.state_dict(), "metrics": metrics, "frames": trainer.frames}
+
+
+def torchrun(*words: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, env=environment)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """By rank: of every case, what ``train`` gives."""
+    folder = tmp_path_factory.mktemp("ranks")
+    process = torchrun(__file__, str(folder), cwd=folder)
+    assert process.returncode == 0, process.stderr
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_learn_what_one_process_learns_with_twice_the_lives(two_ranks, case):
+    alone = train(case, ALONE)
+    first, second = (rank[case] for rank in two_ranks)
+    assert first["frames"] == alone["frames"] == 4 * 16 * LIVES
+    for name, weight in alone["weights"].items():
+        torch.testing.assert_close(first["weights"][name], weight, atol=1e-5, rtol=1e-5)
+        assert torch.equal(first["weights"][name], second["weights"][name]), name
+    assert first["metrics"] == second["metrics"]
+    for found, expected in zip(first["metrics"], alone["metrics"], strict=True):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert found[name] == pytest.approx(value, rel=1e-3, abs=2e-5), name
+    assert alone["metrics"][0]["rollout/episodes"] > 0 or case == "continuous", "ends of episodes must be merged"
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "history" not in case])
+def test_the_ratio_of_sharded_lives_is_one(two_ranks, case):
+    assert max(metrics["train/ratio_deviation"] for metrics in two_ranks[1][case]["metrics"]) < 1e-5
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    with join(torch.device("cpu"), LIVES) as group:
+        assert isinstance(group, Ranks)
+        torch.save({case: train(case, group) for case in CASES}, folder / f"{group.rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
