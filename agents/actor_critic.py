@@ -57,6 +57,7 @@ class ActorCritic(nn.Module):
         core: the memory.
         encoder_layers, encoder_grid: see ObservationEncoder.
         head_width: width of the hidden layer of each head; 0 for linear heads.
+        layer_norm: normalise the hidden layers of encoder and heads before their nonlinearity.
     """
 
     def __init__(
@@ -67,11 +68,12 @@ class ActorCritic(nn.Module):
         encoder_layers: int = 1,
         encoder_grid: str = "planes",
         head_width: int = 64,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self.observation_spec = observation_spec
         self.dim = core.dim
-        self.encoder = ObservationEncoder(observation_spec, core.dim, encoder_layers, encoder_grid)
+        self.encoder = ObservationEncoder(observation_spec, core.dim, encoder_layers, encoder_grid, layer_norm)
         self.action_head = make_action_head(action_spec)
         self.token = nn.Linear(2 * core.dim + self.action_head.encoding_size + 3, core.dim)
         with torch.no_grad():
@@ -81,8 +83,8 @@ class ActorCritic(nn.Module):
             self.token.bias.zero_()
         self.core = core
         self.trunk_norm = nn.LayerNorm(core.dim)
-        self.policy = _make_head(core.dim, head_width, self.action_head.parameters_size, gain=0.01)
-        self.value = _make_head(core.dim, head_width, 1, gain=1.0)
+        self.policy = _make_head(core.dim, head_width, self.action_head.parameters_size, 0.01, layer_norm)
+        self.value = _make_head(core.dim, head_width, 1, 1.0, layer_norm)
 
     def initial_previous(self, batch_size: int) -> TensorDict:
         """The transition before the first one, batch [B]; its content is masked out by ``reset``."""
@@ -187,8 +189,11 @@ def _shift(first: Tensor, values: Tensor) -> Tensor:
     return torch.cat([first.unsqueeze(1), values[:, :-1]], 1)
 
 
-def _make_head(dim: int, width: int, size: int, gain: float) -> nn.Module:
+def _make_head(dim: int, width: int, size: int, gain: float, layer_norm: bool) -> nn.Module:
     last = nn.Linear(width or dim, size)
     nn.init.orthogonal_(last.weight, gain)
     nn.init.zeros_(last.bias)
-    return nn.Sequential(nn.Linear(dim, width), nn.SiLU(), last) if width else last
+    if not width:
+        return last
+    norms = [nn.LayerNorm(width)] if layer_norm else []
+    return nn.Sequential(nn.Linear(dim, width), *norms, nn.SiLU(), last)

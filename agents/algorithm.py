@@ -21,6 +21,7 @@ reward centring (Naik et al. 2024).
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +29,13 @@ import torch
 from tensordict import TensorDict
 
 from lifelong.agents.actor_critic import ActorCritic
+from lifelong.agents.continual_backprop import ContinualBackprop
 from lifelong.agents.distributed import ALONE, Group
 from lifelong.agents.faults import NonFinite
 from lifelong.agents.history import History
+from lifelong.agents.initial_weights import PullToInitial
 from lifelong.agents.losses import LOGGED, Loss, make_loss
+from lifelong.agents.plasticity import WeightsBefore, plasticity
 from lifelong.agents.reward_scale import RewardScale
 from lifelong.agents.segment import add_advantages, explained_variance
 
@@ -68,6 +72,10 @@ class AlgorithmConfig:
     target_kl: float | None = None
     history: int = 0
     history_gradient: bool = True
+    l2_to_initial: float = 0.0
+    continual_backprop: float = 0.0
+    continual_backprop_maturity: int = 100
+    plasticity_every: int = 10
 
     def check(self, num_lives: int) -> None:
         """Raise ValueError, one line, for a value that cannot work."""
@@ -87,7 +95,11 @@ class AlgorithmConfig:
                 raise ValueError(f"algorithm.{name}={rate}: must be above 0 and at most 1")
         if self.history < 0:
             raise ValueError(f"algorithm.history={self.history}: must be 0 (none) or more segments")
-        for name in ("segment", "epochs"):
+        if self.plasticity_every < 0:
+            raise ValueError(f"algorithm.plasticity_every={self.plasticity_every}: must be 0 (never) or more updates")
+        if not 0 <= self.continual_backprop < 1:
+            raise ValueError(f"algorithm.continual_backprop={self.continual_backprop}: must be 0 (none) to below 1")
+        for name in ("segment", "epochs", "continual_backprop_maturity"):
             if getattr(self, name) < 1:
                 raise ValueError(f"algorithm.{name}={getattr(self, name)}: allowed are 1 and more")
         for name in ("learning_rate", "final_learning_rate"):
@@ -96,7 +108,10 @@ class AlgorithmConfig:
         for name in ("adam_epsilon", "max_grad_norm", "rho_clip", "trace_clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"algorithm.{name}={getattr(self, name)}: must be above 0 and finite")
-        for name in ("weight_decay", "value_coefficient", "entropy_coefficient", "final_entropy_coefficient"):
+        for name in (
+            *("weight_decay", "value_coefficient", "entropy_coefficient", "final_entropy_coefficient"),
+            "l2_to_initial",
+        ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"algorithm.{name}={getattr(self, name)}: must be 0 or more and finite")
         if self.target_kl is not None and not 0 < self.target_kl < math.inf:
@@ -129,6 +144,12 @@ class Algorithm:
         self.loss: Loss = make_loss(agent, config, group)
         self.rewards = RewardScale(config, group)
         self.history = History(config.history)
+        self.pull, self.renewal = None, None
+        if config.l2_to_initial:
+            self.pull = PullToInitial(list(agent.parameters()), config.l2_to_initial)
+        if config.continual_backprop:
+            rate, maturity = config.continual_backprop, config.continual_backprop_maturity
+            self.renewal = ContinualBackprop(agent, self.optimizer, rate, maturity, generator, group)
 
     def update(self, segment: TensorDict, progress: float = 0.0) -> dict[str, float]:
         """Improve the agent on ``segment``; ``progress`` in [0, 1] moves the schedules. Returns what is logged.
@@ -141,6 +162,8 @@ class Algorithm:
         self.rewards.apply(segment)
         add_advantages(segment, config.gamma, config.gae_lambda)
         joined = self.history.extend(segment)
+        measured = config.plasticity_every and (self.updates + 1) % config.plasticity_every == 0
+        before = WeightsBefore(self.agent) if measured else None
         sums: dict[str, float] = {}
         count, deviation, stop = 0, 0.0, False
         for _ in range(config.epochs):
@@ -148,7 +171,8 @@ class Algorithm:
             for lives in order.tensor_split(config.minibatches):
                 own, share = self.group.own_lives(lives)
                 batch = joined[own]
-                losses = self.loss(batch, counted=share > 0)
+                with self.renewal.watch() if self.renewal else nullcontext():
+                    losses = self.loss(batch, counted=share > 0)
                 if count == 0 and share > 0:
                     deviation = self._ratio_deviation(batch)
                 values = self._step(losses, share)
@@ -173,6 +197,8 @@ class Algorithm:
             "train/learning_rate": learning_rate,
             "train/entropy_coefficient": entropy,
             "train/minibatch_steps": float(count),
+            **({"train/units_replaced": float(self.renewal.replaced)} if self.renewal else {}),
+            **(plasticity(self.agent, segment) | before.update_ratios(self.agent) if before else {}),
         }
 
     def _step(self, losses: TensorDict, share: float) -> dict[str, float]:
@@ -185,11 +211,16 @@ class Algorithm:
         names = [name for name in LOGGED if name in losses.keys()]  # noqa: SIM118 - a TensorDict
         logged = share * torch.stack([losses[name].detach() for name in names])
         logged = self.group.add_gradients(list(self.agent.parameters()), logged)
+        if self.pull:
+            self.pull.add_gradients()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.agent.parameters(), self.config.max_grad_norm)
         found = [*logged.tolist(), float(grad_norm)]
         values = dict(zip((*names, "grad_norm"), found, strict=True))
         self._refuse_non_finite(values)
-        self.optimizer.step()
+        if self.renewal:
+            self.renewal.step(share)
+        else:
+            self.optimizer.step()
         return values
 
     def _schedule(self, progress: float) -> tuple[float, float]:
@@ -225,6 +256,8 @@ class Algorithm:
             "updates": self.updates,
             "rewards": self.rewards.state_dict(),
             "history": self.history.state_dict(),
+            **({"pull": self.pull.state_dict()} if self.pull else {}),
+            **({"renewal": self.renewal.state_dict()} if self.renewal else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -233,6 +266,10 @@ class Algorithm:
         self.updates = state["updates"]
         self.rewards.load_state_dict(state["rewards"])
         self.history.load_state_dict(state["history"])
+        if self.pull:
+            self.pull.load_state_dict(state["pull"])
+        if self.renewal:
+            self.renewal.load_state_dict(state["renewal"])
 
 
 _TAGS = {

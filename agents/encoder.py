@@ -29,12 +29,15 @@ class ObservationEncoder(nn.Module):
         dim: width of the output.
         layers: hidden layers after the first (linear) reading of all entries.
         grid: how grids of integers are read: "planes" or "convolution".
+        layer_norm: normalise each hidden layer before its nonlinearity.
 
     Raises:
         ValueError: an entry that cannot be read; the message names it.
     """
 
-    def __init__(self, spec: Composite, dim: int, layers: int = 1, grid: str = "planes") -> None:
+    def __init__(
+        self, spec: Composite, dim: int, layers: int = 1, grid: str = "planes", layer_norm: bool = False
+    ) -> None:
         super().__init__()
         if grid not in ("planes", "convolution"):
             raise ValueError(f"encoder grid={grid!r}: allowed are 'planes' and 'convolution'")
@@ -47,14 +50,23 @@ class ObservationEncoder(nn.Module):
         self.first = nn.Linear(width, dim)
         self.rest = nn.ModuleList([nn.Linear(dim, dim) for _ in range(layers)])
         self.norm = nn.LayerNorm(dim)
+        self.hidden_norms = nn.ModuleList([nn.LayerNorm(dim) for _ in range(layers + 1)] if layer_norm else [])
 
     def forward(self, observation: Observation) -> Tensor:
+        embedding: Tensor = self.norm(self.hidden(observation)[-1])
+        return embedding
+
+    def hidden(self, observation: Observation) -> list[Tensor]:
+        """The activations of each hidden layer, [..., dim]; the output is the last of them, normalised."""
         parts = [reader(observation[key]) for key, reader in zip(self.keys, self.readers, strict=True)]
         features = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        hidden = silu(self.first(features.to(self.first.weight.dtype)))
-        for layer in self.rest:
-            hidden = silu(layer(hidden))
-        return self.norm(hidden)
+        values = features.to(self.first.weight.dtype)
+        hidden = []
+        for number, layer in enumerate([self.first, *self.rest]):
+            values = layer(values)
+            values = silu(self.hidden_norms[number](values) if self.hidden_norms else values)
+            hidden.append(values)
+        return hidden
 
 
 class _Reader(nn.Module):

@@ -41,6 +41,7 @@ class AgentConfig:
     encoder_layers: int = 1
     encoder_grid: str = "planes"
     head_width: int = 64
+    layer_norm: bool = False
 
 
 @dataclass
