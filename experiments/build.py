@@ -64,6 +64,7 @@ def build_agent(config: RunConfig, env: BatchedEnv, device: torch.device) -> Act
             encoder_layers=agent.encoder_layers,
             encoder_grid=agent.encoder_grid,
             head_width=agent.head_width,
+            layer_norm=agent.layer_norm,
         )
     except ValueError as error:
         raise UserError(f"agent: {_one_line(error)}") from error
