@@ -191,6 +191,8 @@ def join(device: torch.device, lives: int) -> Iterator[Group]:
         yield ALONE
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # "cuda" in an environment's options is this one
     distributed.init_process_group(backend, timeout=_PATIENCE)
     try:
         yield Ranks(lives)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from typing import Any
 
 import torch
 
 from lifelong.agents import ActorCritic, Trainer
+from lifelong.agents.distributed import ALONE, Group, launched_by_torchrun, local_rank
 from lifelong.envs import BatchedEnv, make_env
+from lifelong.envs.registry import env_factory
 from lifelong.experiments.config import RunConfig
 from lifelong.experiments.errors import UserError
 from lifelong.memory import make_core
 
 
 def set_up_process(config: RunConfig) -> torch.device:
-    """Threads and device, before anything is built.
+    """Threads and device, before anything is built. ``cuda`` is a GPU of its own for each process of ``torchrun``.
 
     Raises:
         UserError: the device does not exist here.
@@ -22,25 +26,41 @@ def set_up_process(config: RunConfig) -> torch.device:
     torch.set_num_threads(config.threads)
     try:
         device = torch.device(config.device)
+        if device == torch.device("cuda") and launched_by_torchrun():
+            device = torch.device("cuda", local_rank())
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device={config.device}: not available here ({str(error).splitlines()[0]})") from error
     return device
 
 
-def build_env(config: RunConfig, seed: int, num_lives: int | None = None) -> BatchedEnv:
-    """The environment, with ``num_lives`` in place of the config's when given.
+def build_env(config: RunConfig, seed: int, num_lives: int | None = None, group: Group = ALONE) -> BatchedEnv:
+    """The environment, with ``num_lives`` in place of the config's when given; of several ranks, this one's lives.
 
     Raises:
-        UserError: an option that the environment refuses.
+        UserError: an option that the environment refuses, or lives that cannot be divided among ranks.
     """
     options = dict(config.env)
     if num_lives is not None:
         options["num_lives"] = num_lives
+    if group.world > 1:
+        options = _share_of_lives(options, group)
     try:
         return make_env({**options, "seed": seed})
     except Exception as error:  # the constructor may be anybody's
         raise UserError(f"env: {_one_line(error)}") from error
+
+
+def _share_of_lives(options: dict[str, Any], group: Group) -> dict[str, Any]:
+    """An environment's options with this rank's part of the lives."""
+    kinds = inspect.signature(env_factory(options["name"])).parameters.values()
+    if not any(kind.name == "first_life" or kind.kind is kind.VAR_KEYWORD for kind in kinds):
+        raise UserError(
+            f"env={options['name']}: cannot be divided among ranks: it has no option first_life, the index of the "
+            "first life of a batch; train it without torchrun"
+        )
+    size = options["num_lives"] // group.world
+    return {**options, "num_lives": size, "first_life": options.get("first_life", 0) + group.rank * size}
 
 
 def build_agent(config: RunConfig, env: BatchedEnv, device: torch.device) -> ActorCritic:
@@ -77,7 +97,7 @@ def build_agent(config: RunConfig, env: BatchedEnv, device: torch.device) -> Act
     return network
 
 
-def build_trainer(config: RunConfig, env: BatchedEnv, device: torch.device) -> Trainer:
+def build_trainer(config: RunConfig, env: BatchedEnv, device: torch.device, group: Group = ALONE) -> Trainer:
     """Agent, algorithm and lives.
 
     Raises:
@@ -85,7 +105,7 @@ def build_trainer(config: RunConfig, env: BatchedEnv, device: torch.device) -> T
     """
     agent = build_agent(config, env, device)
     try:
-        return Trainer(env, agent, dataclasses.replace(config.algorithm), config.seed, config.frames)
+        return Trainer(env, agent, dataclasses.replace(config.algorithm), config.seed, config.frames, group)
     except ValueError as error:
         raise UserError(_one_line(error)) from error
 

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from torchrl.checkpoint import Checkpoint, CheckpointAdapter, GlobalRNGState, StateDictCheckpointAdapter
 
+from lifelong.agents.distributed import Group
 from lifelong.experiments.errors import UserError
 
 _PREFIX = "frames_"
@@ -51,6 +52,31 @@ class _Global:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         GlobalRNGState().load_state_dict(state)
+
+
+class Parts:
+    """What every rank of a training has for itself, side by side: a component of a checkpoint.
+
+    ``gather`` is an exchange, to be made by all ranks before one of them saves; ``restore`` comes after loading.
+    """
+
+    def __init__(self, group: Group, own: Mapping[str, Stateful]) -> None:
+        self.group = group
+        self.own = {**own, "process": _Global()}
+        self.parts: list[dict[str, Any]] = []
+
+    def gather(self) -> None:
+        self.parts = self.group.gather({name: each.state_dict() for name, each in self.own.items()})
+
+    def restore(self) -> None:
+        for name, state in self.parts[self.group.rank].items():
+            self.own[name].load_state_dict(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": self.parts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.parts = state["parts"]
 
 
 class _PickleAdapter(CheckpointAdapter):
@@ -86,8 +112,10 @@ def save_checkpoint(
     environment: Stateful,
     pickled_environment: bool,
     keep: int,
+    ranks: int = 1,
 ) -> Path:
     """Write ``folder/frames_<frames>`` and then remove all but the newest ``keep``. ``config`` is the run's, as YAML.
+    ``environment`` may be ``Parts`` of several ``ranks``.
 
     Raises:
         OSError, RuntimeError: the disk is full or cannot be written (torch says so with a RuntimeError); earlier
@@ -100,7 +128,7 @@ def save_checkpoint(
         return destination  # the run is where it was when it wrote this
     stage = folder / f".{destination.name}.stage-{os.getpid()}"
     try:
-        metadata = {"project": "lifelong", "frames": frames, "config": config}
+        metadata = {"project": "lifelong", "frames": frames, "config": config, "ranks": ranks}
         _coordinator(training, environment, pickled_environment).save(stage, metadata=metadata)
         digests = {name: _digest(stage / name) for name in _files(stage)}
         (stage / _DIGESTS).write_text(json.dumps(digests, indent=1, sort_keys=True))
@@ -118,7 +146,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, training: Stateful, environment: Stateful | None, pickled_environment: bool = False
+    path: Path, training: Stateful, environment: Stateful | None, pickled_environment: bool = False, ranks: int = 1
 ) -> int:
     """Load a checkpoint into ``training`` and, unless None, ``environment`` and the process's generators. Returns
     its frames.
@@ -126,9 +154,16 @@ def load_checkpoint(
     With ``environment=None`` nothing is unpickled: reading somebody else's checkpoint executes nothing.
 
     Raises:
-        CheckpointRefused: truncated, altered, not one of ours, or of another configuration.
+        CheckpointRefused: truncated, altered, not one of ours, of another configuration, or of another number of
+            ranks.
     """
     metadata = verify_checkpoint(path)
+    written_by = metadata.get("ranks", 1)
+    if environment is not None and written_by != ranks:
+        how = f"with torchrun --nproc-per-node {written_by}" if written_by > 1 else "without torchrun"
+        raise CheckpointRefused(
+            f"checkpoint {path} holds the lives of {written_by} ranks, not {ranks}; resume it {how}"
+        )
     coordinator = _coordinator(training, environment, pickled_environment)
     try:
         coordinator.load(path, components={"training"} if environment is None else None)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from lifelong.agents import NonFinite, Trainer
+from lifelong.agents.distributed import Group, RankLost, join
 from lifelong.agents.health import memory_histograms
 from lifelong.envs import BatchedEnv, EnvironmentFault
 from lifelong.experiments.build import build_env, build_trainer, set_up_process
-from lifelong.experiments.checkpoint import drop_later_checkpoints, load_checkpoint, save_checkpoint
+from lifelong.experiments.checkpoint import Parts, drop_later_checkpoints, load_checkpoint, save_checkpoint
 from lifelong.experiments.config import RunConfig, import_plugin, load_config, to_yaml
 from lifelong.experiments.errors import RunFailed, UserError, whole_number
 from lifelong.experiments.run_folder import CHECKPOINTS, append_command, create_run_folder, find_checkpoint, locked
@@ -29,12 +33,13 @@ def train(overrides: list[str]) -> int:
     """``lifelong train [experiment=NAME] [key=value ...]``."""
     config = load_config(overrides)
     device = set_up_process(config)
-    env = build_env(config, config.seed)
-    trainer = build_trainer(config, env, device)
-    folder = create_run_folder(config)
-    print(f"run folder: {folder}", flush=True)
-    with locked(folder):
-        return _Run(config, folder, env, trainer, resume_at=None).go()
+    with _joined(device, config) as group:
+        env = build_env(config, config.seed, group=group)
+        trainer = build_trainer(config, env, device, group)
+        folder = group.gather(create_run_folder(config) if group.rank == 0 else Path())[0]
+        print(f"run folder: {folder}", flush=True)
+        with _locked(folder, group):
+            return _Run(config, folder, env, trainer, resume_at=None).go()
 
 
 def resume(arguments: list[str]) -> int:
@@ -52,14 +57,59 @@ def resume(arguments: list[str]) -> int:
     for module in config.plugins:
         import_plugin(module)
     device = set_up_process(config)
-    env = build_env(config, config.seed)
-    trainer = build_trainer(config, env, device)
-    with locked(folder):
-        frames = load_checkpoint(path, trainer, env, pickled_environment=not env.state_is_tensors)
-        drop_later_checkpoints(folder / CHECKPOINTS, frames)
-        append_command(folder)
-        print(f"resuming {folder} at {frames:,} frames", flush=True)
-        return _Run(config, folder, env, trainer, resume_at=frames).go()
+    with _joined(device, config) as group:
+        env = build_env(config, config.seed, group=group)
+        trainer = build_trainer(config, env, device, group)
+        with _locked(folder, group):
+            frames = _load(path, trainer, env)
+            if group.rank == 0:
+                drop_later_checkpoints(folder / CHECKPOINTS, frames)
+                append_command(folder)
+            print(f"resuming {folder} at {frames:,} frames", flush=True)
+            return _Run(config, folder, env, trainer, resume_at=frames).go()
+
+
+@contextmanager
+def _joined(device: torch.device, config: RunConfig) -> Iterator[Group]:
+    """The ranks that ``torchrun`` began, or this process alone. Rank 0 speaks and writes for all.
+
+    Raises:
+        UserError: lives that cannot be divided among the ranks.
+        RunFailed: another rank has left, and rank 0 says so; the others follow without a word.
+    """
+    with ExitStack() as stack:
+        try:
+            group = stack.enter_context(join(device, config.env["num_lives"]))
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        if group.rank > 0:
+            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        try:
+            yield group
+        except RankLost as error:
+            if group.rank > 0:
+                raise SystemExit(1) from error
+            raise RunFailed(f"{error}; the last checkpoint is whole: go on with lifelong resume") from error
+
+
+def _locked(folder: Path, group: Group) -> AbstractContextManager[None]:
+    return locked(folder) if group.rank == 0 else nullcontext()
+
+
+def _parts(trainer: Trainer, env: BatchedEnv) -> Parts:
+    """What a rank does not share with the others."""
+    return Parts(trainer.group, {"environment": env, "lives": trainer.lives, "history": trainer.algorithm.history})
+
+
+def _load(path: Path, trainer: Trainer, env: BatchedEnv) -> int:
+    """Go on from a checkpoint; returns its frames."""
+    pickled = not env.state_is_tensors
+    if trainer.group.world == 1:
+        return load_checkpoint(path, trainer, env, pickled)
+    parts = _parts(trainer, env)
+    frames = load_checkpoint(path, trainer, parts, pickled, trainer.group.world)
+    parts.restore()
+    return frames
 
 
 class _Run:
@@ -72,29 +122,38 @@ class _Run:
         self.folder = folder
         self.env = env
         self.trainer = trainer
-        self.log = RunLog(folder, resume_at)
-        if resume_at is None:
+        self.log = RunLog(folder, resume_at) if trainer.group.rank == 0 else None
+        if self.log and resume_at is None:
             self.log.begin(config)
         self.saved_at = trainer.frames
-        self.stop_signal: int | None = None
+        self.own_signal: int | None = None  # that this process got
+        self.stop_signal: int | None = None  # that one of the ranks got
 
     def go(self) -> int:
         """Train to the end, or to a signal; always leave a checkpoint. Returns the exit code."""
         with _Signals(self._on_signal), self._bar() as bar:
-            while not self.trainer.done and self.stop_signal is None:
+            while not self.trainer.done and not self._asked_to_stop():
                 self._update(bar)
             if self.trainer.frames > self.saved_at or not self.trainer.frames:
                 self._save()
-        self.log.close()
+        if self.log:
+            self.log.close()
         self.env.close()
         if self.stop_signal is not None and not self.trainer.done:
             print(f"stopped at {self.trainer.frames:,} frames; go on with: lifelong resume {self.folder}")
             return 128 + self.stop_signal
+        if self.trainer.group.rank > 0:
+            return 0
         summary = summarise(self.config, self.env, self.folder)
         write_summary(self.folder, summary)
         print(summary.text())
         print(f"curves: tensorboard --logdir {self.folder.parent}")
         return 0
+
+    def _asked_to_stop(self) -> bool:
+        """Whether any of the ranks was: they stop after the same update."""
+        self.stop_signal = next(filter(None, self.trainer.group.gather(self.own_signal)), None)
+        return self.stop_signal is not None
 
     def _update(self, bar: tqdm) -> None:
         trainer = self.trainer
@@ -102,8 +161,10 @@ class _Run:
         try:
             metrics = trainer.update()
         except (NonFinite, EnvironmentFault, LifeTooLong) as error:
-            self.log.close()
-            raise RunFailed(f"{error}; {self._last_good()}") from error
+            if self.log:
+                self.log.close()
+            rank = f"rank {trainer.group.rank}: " if trainer.group.world > 1 else ""
+            raise RunFailed(f"{rank}{error}; {self._last_good()}") from error
         seconds = time.monotonic() - started
         metrics["rollout/score"] = score_of(self.env, metrics)
         if metrics["rollout/score"] != metrics["rollout/score"]:  # no references, or no episode has ended yet
@@ -113,7 +174,7 @@ class _Run:
             "time/collect_seconds": trainer.timings["collect"],
             "time/update_seconds": trainer.timings["update"],
         }
-        if trainer.algorithm.updates % self.config.log.every_updates == 0 or trainer.done:
+        if self.log and (trainer.algorithm.updates % self.config.log.every_updates == 0 or trainer.done):
             try:
                 self.log.add(trainer.frames, metrics, rates)
             except OSError as error:
@@ -124,22 +185,29 @@ class _Run:
             self._save()
 
     def _save(self) -> None:
+        self.saved_at = self.trainer.frames
+        group = self.trainer.group
+        parts = _parts(self.trainer, self.env) if group.world > 1 else None
+        if parts:
+            parts.gather()
+        if not self.log:
+            return
         try:
             save_checkpoint(
                 self.folder / CHECKPOINTS,
                 self.trainer.frames,
                 to_yaml(self.config),
                 self.trainer,
-                self.env,
+                parts or self.env,
                 pickled_environment=not self.env.state_is_tensors,
                 keep=self.config.checkpoint.keep,
+                ranks=group.world,
             )
         except (OSError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise RunFailed(
                 f"the checkpoint at {self.trainer.frames:,} frames was not written: {reason}; {self._last_good()}"
             ) from error
-        self.saved_at = self.trainer.frames
         self.log.add_histograms(self.trainer.frames, memory_histograms(self.trainer.lives))
 
     def _last_good(self) -> str:
@@ -158,12 +226,13 @@ class _Run:
             dynamic_ncols=True,
             mininterval=0.5 if sys.stderr.isatty() else 10,
             file=sys.stderr,
+            disable=self.log is None,
         )
 
     def _on_signal(self, number: int) -> None:
-        if self.stop_signal is not None:
+        if self.own_signal is not None:
             raise KeyboardInterrupt  # asked twice: leave at once, the last checkpoint stays
-        self.stop_signal = number
+        self.own_signal = number
 
 
 class _Signals:
