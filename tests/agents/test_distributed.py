@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ import torch
 from lifelong.agents import ActorCritic, AlgorithmConfig, Trainer
 from lifelong.agents.distributed import ALONE, Group, Ranks, join
 from lifelong.envs import make_env
+from lifelong.experiments.checkpoint import latest_checkpoint, list_checkpoints
+from lifelong.experiments.cli import main as command
 from lifelong.memory import make_core
 
 LIVES = 8
@@ -82,6 +85,75 @@ def test_two_ranks_learn_what_one_process_learns_with_twice_the_lives(two_ranks,
 @pytest.mark.parametrize("case", [case for case in CASES if "history" not in case])
 def test_the_ratio_of_sharded_lives_is_one(two_ranks, case):
     assert max(metrics["train/ratio_deviation"] for metrics in two_ranks[1][case]["metrics"]) < 1e-5
+
+
+# The command: 128 frames an update, a checkpoint every two.
+TINY = [
+    *("env=CartPole-v1", f"env.num_lives={LIVES}", "memory.heads=2", "memory.head_dim=8", "frames=512"),
+    *("algorithm.segment=16", "agent.width=16", "agent.head_width=16", "checkpoint.every_frames=256"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two ranks."""
+    folder = tmp_path_factory.mktemp("runs")
+    process = torchrun("-m", "lifelong.experiments.cli", "train", *TINY, "out=run", cwd=folder)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("run folder") == 1, "rank 0 speaks for all"
+    return folder / "run"
+
+
+def training_state(run: Path) -> dict[str, Any]:
+    (file,) = latest_checkpoint(run / "checkpoints").glob("components/*-training/state.pt")
+    return torch.load(file, weights_only=True)
+
+
+def test_two_ranks_that_resume_go_on_bit_for_bit(run, tmp_path):
+    cut = tmp_path / "cut"
+    shutil.copytree(run, cut)
+    _, last = list_checkpoints(cut / "checkpoints")
+    shutil.rmtree(last)
+    (cut / "summary.json").unlink()
+    process = torchrun("-m", "lifelong.experiments.cli", "resume", "cut", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert "resuming cut at 256 frames" in process.stdout
+    assert (cut / "progress.csv").read_bytes() == (run / "progress.csv").read_bytes()
+    found, expected = training_state(cut), training_state(run)
+    assert found["frames"] == expected["frames"] == 512
+    assert torch.equal(found["lives"]["generator"], expected["lives"]["generator"])
+    for name, weight in expected["agent"].items():
+        assert torch.equal(found["agent"][name], weight), name
+
+
+def test_what_two_ranks_wrote_is_refused_by_one_and_can_be_evaluated_by_one(run, capsys):
+    assert command(["resume", str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "holds the lives of 2 ranks, not 1; resume it with torchrun --nproc-per-node 2" in line
+    assert command(["evaluate", str(run), "life_steps=20", "lives=2"]) == 0
+
+
+FAULTY = """
+from lifelong.envs import EnvironmentFault, register_env
+from lifelong.envs.switching_bandit import SwitchingBandit
+
+@register_env("faulty")
+class Faulty(SwitchingBandit):
+    name = "faulty"
+
+    def step(self, action):
+        if self._lives[0] > 0 and self.state.life_step[0] == 20:
+            raise EnvironmentFault("environment 2 failed")
+        return super().step(action)
+"""
+
+
+def test_an_environment_that_fails_on_one_rank_ends_all_and_is_named(tmp_path):
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    words = ["plugins=[faulty]", "env=faulty", *TINY[1:], "out=run"]
+    process = torchrun("-m", "lifelong.experiments.cli", "train", *words, cwd=tmp_path)
+    assert process.returncode != 0
+    assert "lifelong: rank 1: environment 2 failed; no checkpoint had been written\n" in process.stderr
 
 
 def main(folder: Path) -> None:
