@@ -39,22 +39,6 @@ def test_the_lower_folders_can_be_taken_without_the_rest(folder):
     assert result.stdout.strip() == "[] False"
 
 
-def test_the_readme_shows_a_core_that_fulfils_the_contract(tmp_path, monkeypatch, capsys):
-    """The guide's example is run as it is printed: it trains from the command line."""
-    from lifelong.experiments.cli import main
-
-    (code,) = re.findall(
-        r"```python\n(import torch\nfrom tensordict.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
-    )
-    (tmp_path / "my_core.py").write_text(code)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])  # as the installed command has it
-    monkeypatch.chdir(tmp_path)
-    words = ["plugins=[my_core]", "memory=leaky_sum", "memory.decay=0.99", "env.num_lives=8", "algorithm.segment=16"]
-    assert main(["train", *words, "frames=256", "out=run"]) == 0
-    assert main(["train", *words, "memory.deacy=0.9"]) == 2
-    assert "did you mean 'memory.decay'?" in capsys.readouterr().err
-
-
 def test_no_path_of_a_machine_is_in_the_tree():
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if names.returncode != 0:
