@@ -33,7 +33,7 @@ _PATIENCE = timedelta(minutes=30)
 
 
 class RankLost(RuntimeError):
-    """Another rank has left, and said why."""
+    """Another rank has left; if it could, it has said why."""
 
 
 class Group:

@@ -89,7 +89,7 @@ def _joined(device: torch.device, config: RunConfig) -> Iterator[Group]:
         except RankLost as error:
             if group.rank > 0:
                 raise SystemExit(1) from error
-            raise RunFailed(f"{error}; the last checkpoint is whole: go on with lifelong resume") from error
+            raise RunFailed(f"{error}; lifelong resume goes on from the last checkpoint") from error
 
 
 def _locked(folder: Path, group: Group) -> AbstractContextManager[None]:

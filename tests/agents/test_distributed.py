@@ -14,9 +14,13 @@ import torch
 
 from lifelong.agents import ActorCritic, AlgorithmConfig, Trainer
 from lifelong.agents.distributed import ALONE, Group, Ranks, join
-from lifelong.envs import make_env
+from lifelong.agents.statistics import LifeStatistics, merge_statistics
+from lifelong.envs import make_env, registry
+from lifelong.experiments.build import build_env
 from lifelong.experiments.checkpoint import latest_checkpoint, list_checkpoints
 from lifelong.experiments.cli import main as command
+from lifelong.experiments.config import RunConfig
+from lifelong.experiments.errors import UserError
 from lifelong.memory import make_core
 
 LIVES = 8
@@ -85,6 +89,40 @@ def test_two_ranks_learn_what_one_process_learns_with_twice_the_lives(two_ranks,
 @pytest.mark.parametrize("case", [case for case in CASES if "history" not in case])
 def test_the_ratio_of_sharded_lives_is_one(two_ranks, case):
     assert max(metrics["train/ratio_deviation"] for metrics in two_ranks[1][case]["metrics"]) < 1e-5
+
+
+class SecondOfTwo(Group):
+    rank, world = 1, 2
+
+
+@pytest.mark.parametrize("env", ["recall_stream", "gymnasium", "minigrid_memory_s7"])
+def test_a_life_begins_the_same_whichever_rank_has_it(env):
+    config = RunConfig(env={"name": env, "num_lives": 6}, memory={})
+    whole, half = build_env(config, 3).reset(), build_env(config, 3, group=SecondOfTwo()).reset()
+    for name, value in whole.items():
+        assert torch.equal(half[name], value[3:]), name
+
+
+def test_an_environment_that_cannot_be_divided_among_ranks_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setitem(registry._FACTORIES, "undivided", lambda num_lives, seed: None)
+    with pytest.raises(UserError, match="env=undivided: cannot be divided among ranks: it has no option first_life"):
+        build_env(RunConfig(env={"name": "undivided", "num_lives": 4}, memory={}), 0, group=SecondOfTwo())
+
+
+def test_merged_statistics_are_those_of_all_lives():
+    draw = torch.Generator().manual_seed(0)
+    whole, parts = LifeStatistics(6), [LifeStatistics(3), LifeStatistics(3)]
+    for _ in range(200):  # about 200 episodes, of which the last 100 count
+        reward, ends = torch.randn(6, generator=draw), torch.rand(2, 6, generator=draw) < 0.1
+        age = torch.randint(400, (6,), generator=draw)
+        whole.add(reward, *ends, age)
+        for part, own in zip(parts, (slice(3), slice(3, 6)), strict=True):
+            part.add(reward[own], *ends[:, own], age[own])
+    merged = merge_statistics(parts)
+    assert (merged.returns, merged.lengths, merged.ended_at) == (whole.returns, whole.lengths, whole.ended_at)
+    assert whole.episodes > 150
+    assert merged.metrics() == pytest.approx(whole.metrics(), rel=1e-12)
+    assert merged.span_return_sum == pytest.approx(whole.span_return_sum)
 
 
 # The command: 128 frames an update, a checkpoint every two.
