@@ -198,7 +198,11 @@ class Algorithm:
             "train/entropy_coefficient": entropy,
             "train/minibatch_steps": float(count),
             **({"train/units_replaced": float(self.renewal.replaced)} if self.renewal else {}),
-            **(plasticity(self.agent, segment) | before.update_ratios(self.agent) if before else {}),
+            **(
+                self.group.gather(plasticity(self.agent, segment) | before.update_ratios(self.agent))[0]
+                if before
+                else {}
+            ),
         }
 
     def _step(self, losses: TensorDict, share: float) -> dict[str, float]:
