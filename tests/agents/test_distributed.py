@@ -34,6 +34,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"name": "a2c", "epochs": 1, "objective": "average_reward", "reward_scale_rate": 0.1, "weight_decay": 0.01},
     ),
     "vtrace_history": (BANDIT, {"name": "vtrace", "epochs": 2, "history": 1}),
+    "cures": (
+        BANDIT,
+        {"plasticity_every": 2, "l2_to_initial": 0.01, "continual_backprop": 0.02, "continual_backprop_maturity": 4},
+    ),
     "cart_pole": ({"name": "gymnasium", "id": "CartPole-v1"}, {"name": "ppo", "epochs": 1}),
     "continuous": ({"name": "gymnasium", "id": "Pendulum-v1"}, {"name": "ppo", "epochs": 1}),
 }
