@@ -51,7 +51,7 @@ VARIANTS: list[Case] = [
     ("mesa", {"heads": 2, "value_dim": 6, "retention": "none", "iterations": 40}),
     ("ttt_linear", {"heads": 2, "head_dim": 6, "inner_norm": False, "reset_state": "zero", "chunk": 1}),
     ("ttt_mlp", {"layers": 2, "heads": 2, "head_dim": 4, "chunk": 3, "turn": "with", "convolution_taps": 0}),
-    ("atlas", {"heads": 2, "head_dim": 4, "model": "matrix", "inner_norm": False, "key_map": "dpfp", "chunk": 2}),
+    ("atlas", {"heads": 2, "head_dim": 8, "model": "matrix", "inner_norm": False, "chunk": 4}),
 ]
 # A learned reset state once for every way that it is handled (test_learned_reset.py goes through all cores).
 # Caches that the tests' lives of 22 steps outgrow, not within one call: gradients from before it are asked for.
