@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lifelong.envs.associative_recall import simulate_echo_return
 from lifelong.envs.drift_bandit import simulate_filter_rate
 from lifelong.envs.drift_control import DriftControl, simulate_levels
 from lifelong.envs.drift_control_learners import KINDS, level, search_memoryless
@@ -35,6 +36,12 @@ def switching_bandit() -> None:
 def drift_bandit() -> None:
     filtered = simulate_filter_rate(5, 0.9, 0.1, 0.01, told=False, lives=8192, steps=5000, seed=2026)
     report("drift_bandit, default options, ideal learner", filtered)
+
+
+def associative_recall() -> None:
+    for pairs, values, episodes in ((4, 4, 50), (32, 16, 8)):
+        echoed = simulate_echo_return(pairs, values, lives=8192, episodes=episodes, seed=2026)
+        report(f"associative_recall, pairs={pairs} values={values}, echo of one value", echoed)
 
 
 def markov_stream() -> None:
@@ -79,7 +86,10 @@ def drift_control() -> None:
 
 STORED: dict[str, Callable[[], None]] = {
     function.__name__: function
-    for function in (switching_bandit, drift_bandit, markov_stream, forage, drift_torus, drift_control)
+    for function in (
+        *(associative_recall, switching_bandit, drift_bandit, markov_stream),
+        *(forage, drift_torus, drift_control),
+    )
 }
 
 

@@ -51,6 +51,7 @@ class References:
     random: float  # uniform random actions
     oracle: float  # knows everything hidden
     memoryless: float | None = None  # the best policy that sees only the present observation
+    last_transition: float | None = None  # the best known policy that sees the step before, too: what, action, reward
     order_free: float | None = None  # the best policy that remembers what it saw, but not which went with which
     ideal_learner: float | None = None  # the best that can be done by learning what is hidden, inside the life
     notes: Mapping[str, str] = field(default_factory=dict)  # of each figure: closed form, or simulation +- s.e.

@@ -83,16 +83,19 @@ class DelayedCredit(TensorEnv[DelayedCreditWorld]):
     def references(self) -> References:  # type: ignore[override]
         if self.rule == "fixed":
             notes = {"memoryless": "closed form: the cue is the answer; this variant is no memory task"}
-            return References(per="episode", random=0.0, oracle=1.0, memoryless=1.0, ideal_learner=1.0, notes=notes)
+            return References("episode", 0.0, 1.0, memoryless=1.0, last_transition=1.0, ideal_learner=1.0, notes=notes)
+        ideal = abs(1 - 2 * self.hazard) ** (self.delay + 2)
         return References(
             per="episode",
             random=0.0,
             oracle=1.0,
             memoryless=0.0,
-            ideal_learner=(1 - 2 * self.hazard) ** (self.delay + 2),
+            last_transition=ideal,
+            ideal_learner=ideal,
             notes={
                 "memoryless": "closed form: either rule is as likely, and nothing that is seen at a choice tells which",
-                "ideal_learner": "closed form: (1 - 2 h)^(N + 2), by the rule of the choice before",
+                "last_transition": "closed form: as the ideal learner; actions in the delay hand on the rule followed",
+                "ideal_learner": "closed form: |1 - 2 h|^(N + 2), by the rule of the choice before, or its opposite",
             },
         )
 

@@ -94,12 +94,26 @@ class DriftBandit(TensorEnv[DriftBanditWorld]):
             span = self.high - self.low
             random, oracle = self.low + span / 2, self.low + span * self.arms / (self.arms + 1)
             notes["oracle"] = "closed form: the largest of K uniform probabilities, low + (high - low) K / (K + 1)"
-            best_blind = oracle if self.signal.kind == "always" else random
-            return References(per="step", random=random, oracle=oracle, memoryless=best_blind, notes=notes)
+            told = self.signal.kind in ("cue", "always")
+            memoryless = {"always": oracle, "cue": None}.get(self.signal.kind, random)
+            return References(
+                per="step",
+                random=random,
+                oracle=oracle,
+                memoryless=memoryless,
+                last_transition=oracle if told else None,
+                notes=notes,
+            )
         random = (self.high + (self.arms - 1) * self.low) / self.arms
-        shift = win_stay_lose_shift_rate(self.arms, self.high, self.low, self.hazard)
-        notes["win_stay_lose_shift"] = f"{shift:.5f}, closed form: stay after a reward, else any other arm"
-        memoryless: float = random
+        last_transition: float | None = None
+        if self.signal.kind in ("cue", "always"):
+            last_transition = self.high
+            notes["last_transition"] = "closed form: the arm that is told, again and again"
+        elif self.life_steps is None:
+            shift = win_stay_lose_shift_rate(self.arms, self.high, self.low, self.hazard)
+            last_transition = max(random, shift)
+            notes["last_transition"] = "closed form: stay after a reward, else any other arm"
+        memoryless = random
         ideal: float | None = self.high
         if self.signal.kind in ("hidden", "flag") and self.life_steps is not None:
             ideal = None  # the filter is simulated for lives without end
@@ -115,7 +129,13 @@ class DriftBandit(TensorEnv[DriftBanditWorld]):
         else:
             memoryless = self.high
         return References(
-            per="step", random=random, oracle=self.high, memoryless=memoryless, ideal_learner=ideal, notes=notes
+            per="step",
+            random=random,
+            oracle=self.high,
+            memoryless=memoryless,
+            last_transition=last_transition,
+            ideal_learner=ideal,
+            notes=notes,
         )
 
     def birth_channels(self) -> Mapping[str, Channel]:

@@ -10,6 +10,7 @@ EPISODE_REFERENCES: dict[str, References] = {
         random=22.3,
         oracle=500.0,
         memoryless=500.0,
+        last_transition=500.0,
         notes={
             "random": "uniform actions, simulation: 22.3 +- 0.4",
             "oracle": "the limit of 500 steps",

@@ -87,15 +87,20 @@ class LongTMaze(TimeIndexedEnv[LongTMazeWorld]):
     @property
     def references(self) -> References:  # type: ignore[override]
         notes = {"memoryless": "closed form: forward, then any turn"}
-        random = 0.0
+        random, last_transition = 0.0, 1.0
+        notes["last_transition"] = "closed form: the action along the corridor is the cue's"
         if self.mode == "walk":
+            last_transition = 0.0
+            notes["last_transition"] = "closed form: whatever the cue, the step into the junction is forward"
             idle = 1 + 3 * self.junction + 1.5 * self.junction**2
             random = -self.penalty * idle
             notes["random"] = (
                 "closed form: a random walk makes 1 + 3 M + 3/2 M^2 penalised steps in a trial, M = N + 1. "
                 "Most of what lies between it and the oracle is walking: read memory from the distance to memoryless"
             )
-        return References(per="episode", random=random, oracle=1.0, memoryless=0.0, notes=notes)
+        return References(
+            per="episode", random=random, oracle=1.0, memoryless=0.0, last_transition=last_transition, notes=notes
+        )
 
     @property
     def closed_loop(self) -> str | None:

@@ -41,11 +41,27 @@ def measure(
     ``per="step"``: mean reward of a step; lives are the samples. ``per="episode"``: mean return of the episodes that
     ended (terminated, truncated, or soft reset); they are the samples, taken as independent.
     """
+    return play(
+        env, lambda observation: policy(observation, env.privileged), lambda reward, ended: None, steps, per, burn_in
+    )
+
+
+def play(
+    env: TensorEnv[Any],
+    act: Callable[[Observation], Tensor],
+    learn: Callable[[Tensor, Tensor], None],
+    steps: int,
+    per: Literal["step", "episode"],
+    burn_in: int = 0,
+) -> Estimate:
+    """``measure`` for a policy that keeps something: ``act`` gives the actions [B], ``learn`` is told the rewards [B]
+    and where [B] a life ended."""
     observation = env.reset()
     total = torch.zeros(env.num_lives, dtype=torch.float64, device=env.device)
     returns: list[Tensor] = []
     for t in range(burn_in + steps):
-        step = env.step(policy(observation, env.privileged))
+        step = env.step(act(observation))
+        learn(step.reward, step.terminated | step.truncated)
         observation = step.observation
         if per == "episode" or t >= burn_in:
             total += step.reward

@@ -90,8 +90,8 @@ class RecallStream(TimeIndexedEnv[RecallStreamWorld]):
         self.lifelong = life_steps is None
         self.num_keys = sum(self.keys_per_group)
         shown_keys = self.num_keys + (self.filler_keys if self.filler > 0 else 0)
-        self._side = next(side for side in range(1, shown_keys + 1) if side * side >= shown_keys)
-        self.key_size = 2 * self._side if conjunctive else shown_keys
+        self.side = next(side for side in range(1, shown_keys + 1) if side * side >= shown_keys)
+        self.key_size = 2 * self.side if conjunctive else shown_keys
         self.observation_size = 3 + self.key_size + self.values
         super().__init__(num_lives, seed, life_steps=life_steps, first_life=first_life, device=device)
 
@@ -130,10 +130,15 @@ class RecallStream(TimeIndexedEnv[RecallStreamWorld]):
             random=0.0,
             oracle=self.query_rate,
             memoryless=0.0,
+            last_transition=self.query_rate / (len(self.keys_per_group) * min(self.keys_per_group)),
             notes={
                 "oracle": "closed form: queries per step, (1 - sum_g k_g / T_g) (1 - filler), after the introduction",
                 "memoryless": "closed form: values are uniform and independent of all that a query shows",
-                "window": "a memory of the last W steps scores (1/G) sum_g min(1, W / (T_g - 1)): see window_score",
+                "last_transition": "closed form: actions hand on one key's value, of the smallest group, 1 / (G k_g)",
+                "window": (
+                    "a memory of the last W steps scores about (1/G) sum_g min(1, W / (T_g - 1)), an approximation "
+                    "for large bases (for base 4, up to 0.1 off): see window_score"
+                ),
             },
         )
 
@@ -210,7 +215,7 @@ class RecallStream(TimeIndexedEnv[RecallStreamWorld]):
     def observe(self, world: RecallStreamWorld) -> Observation:
         value = 3 + self.key_size + world.value
         if self.conjunctive:
-            codes = [3 + world.key // self._side, 3 + self._side + world.key % self._side]
+            codes = [3 + world.key // self.side, 3 + self.side + world.key % self.side]
         else:
             codes = [3 + world.key]
         entries = torch.stack([world.operation, *codes, value], dim=1)

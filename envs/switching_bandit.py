@@ -89,14 +89,19 @@ class SwitchingBandit(TensorEnv[SwitchingBanditWorld]):
             memoryless = chance + told_steps * (1 - chance)
         else:
             memoryless = 1.0
+        last_transition = 1.0 if self.signal.kind == "always" else None
+        if self.signal.kind in ("hidden", "flag") and self.life_steps is None:
+            last_transition = win_stay_in_the_context_rate(self.contexts, self.actions, self.hazard)
         return References(
             per="step",
             random=chance,
             oracle=1.0,
             memoryless=memoryless,
+            last_transition=last_transition,
             ideal_learner=ideal,
             notes={
                 "memoryless": "closed form: without memory, an action is right with probability 1/A unless it is told",
+                "last_transition": "closed form: in the context of the step before stay if right, else any other",
                 "ideal_learner": source,
                 "told_of_changes": f"{told:.5f}, closed form: the ideal learner if told when the mapping changes",
             },
@@ -142,6 +147,17 @@ class SwitchingBandit(TensorEnv[SwitchingBanditWorld]):
     @staticmethod
     def _right_action(world: SwitchingBanditWorld) -> Tensor:
         return world.mapping.gather(1, world.context[:, None])[:, 0]
+
+
+def win_stay_in_the_context_rate(contexts: int, actions: int, hazard: float) -> float:
+    """Mean reward per step of the policy that, where the context is that of the step before, repeats an action that was
+    right and replaces one that was wrong by any other.
+
+    p = (1 / K) [p (1 - h + h / A) + (1 - p) ((1 - h) / (A - 1) + h / A)] + (1 - 1 / K) / A.
+    """
+    stays = 1 - hazard + hazard / actions
+    found = (1 - hazard) / (actions - 1) + hazard / actions
+    return (found + (contexts - 1) / actions) / (contexts - stays + found)
 
 
 # `python benchmarks/stored_references.py`: 8192 lives of 192 + 2000 steps.

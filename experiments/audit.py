@@ -9,6 +9,7 @@ shows cue and goal together. The agent is that of every experiment, with ``memor
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 
 import torch
@@ -16,7 +17,7 @@ from minigrid.envs import MemoryEnv
 
 from lifelong.agents import NonFinite
 from lifelong.agents.statistics import LifeStatistics
-from lifelong.envs import BatchedEnv, EnvironmentFault, References
+from lifelong.envs import BatchedEnv, EnvironmentFault
 from lifelong.envs.gymnasium_env import GymnasiumEnv
 from lifelong.envs.minigrid_leaks import LeakSearch, search_leaks
 from lifelong.experiments.build import build_env, build_trainer, set_up_process
@@ -42,7 +43,8 @@ class Findings:
     memoryless: float
     memoryless_error: float  # standard error
     oracle: float | None
-    known_memoryless: float | None  # the stored level of the best policy without memory
+    known_memoryless: float | None  # the stored level of the best policy of the present observation
+    known_last_transition: float | None  # the same, of the best that sees the last transition too
     guess: float | None  # what guessing between two answers gets
     leaks: LeakSearch | None
 
@@ -71,6 +73,13 @@ class Findings:
         known = None if self.known_memoryless is None else self.score(self.known_memoryless)
         if known is not None and known > self.limit:
             found.append(f"the best known policy without memory scores {known:.2f}, more than {self.limit:.2f}")
+            return found
+        carried = None if self.known_last_transition is None else self.score(self.known_last_transition)
+        if carried is not None and carried > self.limit:
+            found.append(
+                f"a known policy of the last transition scores {carried:.2f}, more than {self.limit:.2f}: for so much, "
+                "an agent that sees its last transition needs no more memory than that"
+            )
         return found
 
     @property
@@ -88,12 +97,13 @@ class Findings:
             ("random actions", self.random),
             ("no memory, trained", self.memoryless),
         ]
-        rows += [("no memory, best known", self.known_memoryless), ("a guess between two", self.guess)]
+        rows += [("no memory, best known", self.known_memoryless)]
+        rows += [("last transition, known", self.known_last_transition), ("a guess between two", self.guess)]
         for name, value in [*rows, ("oracle", self.oracle)]:
             if value is not None:
                 score = self.score(value)
-                lines.append(f"  {name:<22} {value:8.3f}" + ("" if score is None else f"   score {score:6.3f}"))
-        lines.append("  (the agent without memory sees the last transition: observation, action and reward)")
+                lines.append(f"  {name:<23} {value:8.3f}" + ("" if score is None else f"   score {score:6.3f}"))
+        lines.append("  (the trained agent sees the last transition: observation, action and reward)")
         if self.leaks is not None:
             lines.append(f"  {self.leaks}")
         lines.append(f"verdict: {self.verdict}")
@@ -139,7 +149,11 @@ def find(config: RunConfig, device: torch.device, oracle: float | None, layouts:
     guess = None
     if grid is not None:  # success pays 1 at most, and one end in two is right
         oracle, guess = oracle if oracle is not None or references is not None else 1.0, 0.5
+    best = references.oracle if oracle is None and references is not None else oracle
     random = _random_level(env, metric, config.seed)
+    if best is not None and best <= random:
+        env.close()
+        raise UserError(f"oracle={best:g}: must be more than random actions get, {random:.4g}")
     leaks = None if grid is None else search_leaks(grid, layouts, config.seed)
     env.close()
     memoryless, error = _trained_level(config, device, metric)
@@ -150,15 +164,12 @@ def find(config: RunConfig, device: torch.device, oracle: float | None, layouts:
         random=random,
         memoryless=memoryless,
         memoryless_error=error,
-        oracle=references.oracle if oracle is None and references is not None else oracle,
-        known_memoryless=_known(references),
+        oracle=best,
+        known_memoryless=None if references is None else references.memoryless,
+        known_last_transition=None if references is None else references.last_transition,
         guess=guess,
         leaks=leaks,
     )
-
-
-def _known(references: References | None) -> float | None:
-    return None if references is None else references.memoryless
 
 
 def _memory_grid(env: BatchedEnv) -> MemoryEnv | None:
@@ -223,7 +234,10 @@ def _parse(arguments: list[str]) -> tuple[dict[str, float], RunConfig]:
         raise UserError("audit needs an environment: lifelong audit env=NAME [key=value ...]")
     if "memory" in given:
         raise UserError("memory: audit trains memory=none; leave it out")
-    if own.get("layouts", 1) < 1:
-        raise UserError(f"layouts={own['layouts']:g}: must be 1 or more")
+    if not math.isfinite(own.get("oracle", 0.0)):
+        raise UserError(f"oracle={own['oracle']:g}: must be a finite number")
+    layouts = own.get("layouts", 1.0)
+    if not layouts.is_integer() or layouts < 1:
+        raise UserError(f"layouts={layouts:g}: must be an integer, 1 or more")
     frames: list[str] = [] if "frames" in given else [f"frames={_FRAMES}"]
     return own, load_config([*rest, "memory=none", *frames])

@@ -13,7 +13,7 @@ from lifelong.experiments.run_folder import write_json
 from lifelong.experiments.run_log import read_rows
 from lifelong.memory import make_core
 
-_REFERENCE_NAMES = ("random", "memoryless", "order_free", "ideal_learner", "oracle")
+_REFERENCE_NAMES = ("random", "memoryless", "last_transition", "order_free", "ideal_learner", "oracle")
 
 
 @dataclass(frozen=True)

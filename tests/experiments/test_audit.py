@@ -77,6 +77,18 @@ def test_a_task_that_a_fixed_law_solves_is_found_out_by_its_stored_level(capsys:
     assert "because the best known policy without memory scores 1.00" in capsys.readouterr().out
 
 
+def test_a_task_that_an_echo_of_the_own_action_solves_is_found_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit(["env=long_tmaze_ci", *QUICK]) == 1
+    said = capsys.readouterr().out
+    assert "last transition, known     1.000   score  1.000" in said
+    assert "a known policy of the last transition scores 1.00" in said
+
+
+def test_an_oracle_that_random_actions_reach_is_refused() -> None:
+    with pytest.raises(UserError, match=r"oracle=3: must be more than random actions get, 2"):
+        audit(["env=gymnasium", "oracle=3", *QUICK])
+
+
 def test_without_an_oracle_the_audit_says_that_it_cannot_decide(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["env=gymnasium", "env.id=Acrobot-v1", "env.max_episode_steps=50", *QUICK]
     assert audit(words) == 1
@@ -92,6 +104,7 @@ def findings(**values: Any) -> Findings:
         "memoryless_error": 0.01,
         "oracle": 1.0,
         "known_memoryless": None,
+        "known_last_transition": None,
         "guess": None,
         "leaks": None,
     }
@@ -106,6 +119,10 @@ def test_a_trained_agent_without_memory_that_does_well_is_a_reason() -> None:
     assert findings(memoryless=0.52, guess=0.5).verdict == "memory task"
     assert findings(memoryless=0.54, guess=0.5).verdict == "no memory task"
     assert findings(known_memoryless=0.31).verdict == "no memory task"
+    assert findings(known_last_transition=0.3).verdict == "memory task"
+    carried = findings(known_last_transition=0.31)
+    assert carried.verdict == "no memory task"
+    assert "an agent that sees its last transition needs no more memory than that" in carried.text()
     assert findings(leaks=LeakSearch(10, 1, 100, 1, (1, 2, 3))).verdict == "no memory task"
     assert findings(oracle=None, memoryless=9.0).verdict == "undecided"
 
@@ -117,7 +134,9 @@ def test_a_trained_agent_without_memory_that_does_well_is_a_reason() -> None:
         (["env=minigrid_memory_s8"], r"env=minigrid_memory_s8: unknown.*did you mean"),
         (["env=gymnasium", "memory=gru"], r"audit trains memory=none; leave it out"),
         (["env=gymnasium", "oracle=much"], r"oracle=much: must be a number"),
-        (["env=gymnasium", "layouts=0"], r"layouts=0: must be 1 or more"),
+        (["env=gymnasium", "layouts=0"], r"layouts=0: must be an integer, 1 or more"),
+        (["env=gymnasium", "layouts=1.5"], r"layouts=1.5: must be an integer, 1 or more"),
+        (["env=gymnasium", "oracle=nan"], r"oracle=nan: must be a finite number"),
         (["env=gymnasium", "frame=10"], r"frame: no such key.*did you mean 'frames'"),
     ],
 )
