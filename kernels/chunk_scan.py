@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lifelong.kernels.first_derivative import FirstDerivative
+
 
 class ChunkMatrices(NamedTuple):
     """What the keys and gates of the chunks make of them; `...` is `[N, M]`.
@@ -130,7 +132,7 @@ class _ChunkScan(torch.autograd.Function):
         return _over_more_memories(_ChunkScan, info.batch_size, in_dims, inputs, in_axes, out_axes)
 
 
-class _ChunkScanBackward(torch.autograd.Function):
+class _ChunkScanBackward(FirstDerivative):
     """The gradient of `_ChunkScan`; a function of its own so that it can be batched by `vmap`."""
 
     @staticmethod
@@ -204,20 +206,12 @@ class _ChunkScanBackward(torch.autograd.Function):
             d_state,
         )
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        pass
+    generate_vmap_rule = False
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
         in_axes, out_axes = (1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1), (1, 1, 1, 1, 1, 1, 1, 0)
         return _over_more_memories(_ChunkScanBackward, info.batch_size, in_dims, inputs, in_axes, out_axes)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
-        raise NotImplementedError(
-            'no second derivative is written out here; implementation="reference" has all of them'
-        )
 
 
 def _over_more_memories(

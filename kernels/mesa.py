@@ -19,17 +19,15 @@ stands beside Lambda. With horizons of thousands of steps, Lambda should not be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lifelong.kernels.api import fast_weight_attention
 from lifelong.kernels.chunk_influence import influence_without_momentum
 from lifelong.kernels.chunking import Chunks
+from lifelong.kernels.first_derivative import FirstDerivative, may_be_differentiated, takes
 from lifelong.kernels.types import SQUARED, FastWeightCall
 from lifelong.kernels.validation import build_call, require
 
@@ -141,16 +139,13 @@ def _chunked(
         keys = kept * keys + (chunk_key * weight.mT).mT @ chunk_key
     system = _System(torch.stack(entries), entry, weights, key, regulariser[:, None])
 
-    frozen = _System(*(tensor.detach() for tensor in system))
     with torch.no_grad():
-        if iterations is None:
-            factors = frozen.factors()
-            solve = partial(_solve_with, factors)
-        else:
-            solve = partial(frozen.conjugate_gradients, iterations=iterations)
-        solution = solve(query)
-    # The residual is zero but for rounding; through it the gradient reaches the system and the query.
-    solution = _Solution.apply(query - system.times(solution), solution, solve)
+        frozen = tuple(tensor.detach() for tensor in system)
+        operands = (_System(*frozen).factors(), None, None, None, None) if iterations is None else frozen
+        solution = _solve(query.detach(), iterations, *operands)
+    if may_be_differentiated():
+        # The residual is zero but for rounding; through it the gradient reaches the system and the query.
+        solution = _Solution.apply(query - system.times(solution), solution, iterations, *operands)
 
     result = fast_weight_attention(
         chunks.join(solution), call.key, call.value, call.write_rate, call.log_decay,
@@ -204,19 +199,37 @@ class _System(NamedTuple):
         return solution
 
 
-def _solve_with(factors: Tensor, right: Tensor) -> Tensor:
-    return torch.cholesky_solve(right[..., None], factors)[..., 0]
+def _solve(right: Tensor, iterations: int | None, *operands: Any) -> Tensor:
+    """By the Cholesky factors, or by conjugate gradients from the parts of a `_System`."""
+    if iterations is None:
+        return torch.cholesky_solve(right[..., None], operands[0])[..., 0]
+    return _System(*operands).conjugate_gradients(right, iterations)
 
 
 class _Solution(torch.autograd.Function):
     """The solution x of A x = q as a function of its residual q - A x: dx = A^{-1} d(q - A x), A symmetric."""
 
-    @staticmethod
-    def forward(ctx: Any, residual: Tensor, solution: Tensor, solve: Callable[[Tensor], Tensor]) -> Tensor:
-        ctx.solve = solve
-        return solution.view_as(solution)
+    generate_vmap_rule = True
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_solution: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.solve(d_solution.contiguous()), None, None
+    @takes(8)
+    def forward(residual: Tensor, solution: Tensor, iterations: int | None, *operands: Any) -> Tensor:
+        return solution.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        residual, _, ctx.iterations, *operands = inputs
+        ctx.save_for_backward(residual, *operands)
+
+    @staticmethod
+    def backward(ctx: Any, d_solution: Tensor) -> tuple[Tensor | None, ...]:
+        residual, *operands = ctx.saved_tensors
+        return _Gradient.apply(d_solution, ctx.iterations, residual, *operands), None, None, *(None for _ in operands)
+
+
+class _Gradient(FirstDerivative):
+    @staticmethod
+    @takes(8)
+    def forward(d_solution: Tensor, iterations: int | None, residual: Tensor, *operands: Any) -> Tensor:
+        # `residual` is here for what it depends on: what differentiates once more is to meet the error of the base.
+        return _solve(d_solution.contiguous(), iterations, *operands)

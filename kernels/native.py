@@ -14,9 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 
+from lifelong.kernels.first_derivative import (
+    FirstDerivative,
+    may_be_differentiated,
+    refuse_compiled_forward_mode,
+    takes,
+)
 from lifelong.kernels.fold_lives import fold_lives
 from lifelong.kernels.native_library import (
     NO_GRADIENTS,
@@ -48,6 +52,7 @@ _TENSORS = (
     "erase_heads",
 )
 _REQUIRED = 5
+_OPTIONS = 4  # erase, error_before_decay, error_function, error_parameter
 _OVER_TIME = ("query", "key", "value", "write_rate", "log_decay", "momentum", "erase_key", "reset")
 _START, _ERASE_HEADS = _TENSORS.index("start"), _TENSORS.index("erase_heads")
 _INPUTS = ", ".join(
@@ -94,14 +99,16 @@ def refusal(call: FastWeightCall) -> str | None:
 
 def attention(call: FastWeightCall) -> FastWeightOutput:
     """Serve a sequence call."""
+    refuse_compiled_forward_mode()
     inputs = operator_inputs(call.in_state_dtype())
-    run = _FastWeights.apply if _records() else torch.ops.lifelong_native.forward
+    run = _FastWeights.apply if may_be_differentiated() else torch.ops.lifelong_native.forward
     output, final, final_running, surprise, _ = run(*inputs)
     return FastWeightOutput(converted(output, call.value.dtype), _state(call, final, final_running), surprise)
 
 
 def step(call: FastWeightCall) -> FastWeightOutput:
     """Serve a step call. Without gradients the state is read and written once."""
+    refuse_compiled_forward_mode()
     inputs = operator_inputs(call.in_state_dtype())
     dtype = call.value.dtype
     if call.in_place:
@@ -110,7 +117,7 @@ def step(call: FastWeightCall) -> FastWeightOutput:
         output, surprise = (_step_ if plain else torch.ops.lifelong_native.step_)(*inputs)
         state = _state(call, call.initial_weights, call.initial_momentum)
         return FastWeightOutput(converted(output, dtype), state, surprise)
-    if not _records():
+    if not may_be_differentiated():
         output, final, final_running, surprise = torch.ops.lifelong_native.step(*inputs)
         return FastWeightOutput(converted(output, dtype), _state(call, final, final_running), surprise)
     count = len(_TENSORS)
@@ -153,19 +160,18 @@ def _state(call: FastWeightCall, weights: Tensor, running: Tensor | None) -> Sta
     return MomentumState(weights, running)
 
 
-def _records() -> bool:
-    """Whether a derivative may be asked for, by reverse or forward mode or by a transform of torch.func."""
-    return (
-        torch.is_grad_enabled()
-        or forward_ad._current_level >= 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+class _Gradients(FirstDerivative):
+    @staticmethod
+    @takes(len(_TENSORS) + _OPTIONS + 8)
+    def forward(*arguments: Any) -> Any:
+        return torch.ops.lifelong_native.backward(*arguments)
 
 
 class _FastWeights(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @takes(len(_TENSORS) + _OPTIONS)
     def forward(*inputs: Any) -> Any:
         return torch.ops.lifelong_native.forward(*inputs)
 
@@ -178,14 +184,9 @@ class _FastWeights(torch.autograd.Function):
         ctx.options = inputs[len(_TENSORS) :]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_output: Any, d_final: Any, d_final_running: Any, d_surprise: Any, _: Any) -> Any:
         inputs, made = ctx.saved_tensors[: len(_TENSORS)], ctx.saved_tensors[len(_TENSORS) :]
-        gradients = list(
-            torch.ops.lifelong_native.backward(
-                *inputs, *ctx.options, *made, d_output, d_final, d_final_running, d_surprise
-            )
-        )
+        gradients = list(_Gradients.apply(*inputs, *ctx.options, *made, d_output, d_final, d_final_running, d_surprise))
         start = inputs[_START]
         if start is not None and start.shape[0] == 1:
             gradients[_START] = gradients[_START].sum(0, keepdim=True)
@@ -331,3 +332,8 @@ for _name in ("forward", "backward", "step"):
         fold_lives(getattr(torch.ops.lifelong_native, _name), start=_START, erase_heads=_ERASE_HEADS),
         lib=_operators,
     )
+# torch.compile traces torch.func.grad down to the operator, without the function around it: that is to raise, and not
+# to be a wrong gradient.
+torch.library.register_autograd(
+    "lifelong_native::forward", _FastWeights.backward, setup_context=_FastWeights.setup_context, lib=_operators
+)

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from lifelong.kernels.first_derivative import FirstDerivative, refuse_compiled_forward_mode, takes
 from lifelong.kernels.fold_lives import fold_lives
 from lifelong.kernels.types import FastWeightCall, FastWeightOutput
 
@@ -118,6 +118,7 @@ def step(call: FastWeightCall) -> FastWeightOutput:
 
 def run(call: FastWeightCall, algorithm: str) -> FastWeightOutput:
     """Serve a sequence call by the named algorithm."""
+    refuse_compiled_forward_mode()
     output, final, surprise, _ = _FastWeights.apply(*_inputs(call), algorithm, call.requires_grad)
     return FastWeightOutput(output.to(call.value.dtype), final, surprise)
 
@@ -145,10 +146,18 @@ def _inputs(call: FastWeightCall) -> tuple[Any, ...]:
     )
 
 
+class _Gradients(FirstDerivative):
+    @staticmethod
+    @takes(_TENSOR_INPUTS + 3 + 7)  # erase, error_before_decay and algorithm; what was made and its gradients
+    def forward(*arguments: Any) -> Any:
+        return torch.ops.lifelong_triton.backward(*arguments)
+
+
 class _FastWeights(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @takes(_TENSOR_INPUTS + 4)
     def forward(*inputs: Any) -> Any:
         return torch.ops.lifelong_triton.forward(*inputs)
 
@@ -160,12 +169,9 @@ class _FastWeights(torch.autograd.Function):
         ctx.options = inputs[_TENSOR_INPUTS:-1]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_output: Any, d_final: Any, d_surprise: Any, _: Any) -> Any:
         inputs, made = ctx.saved_tensors[:_TENSOR_INPUTS], ctx.saved_tensors[_TENSOR_INPUTS:]
-        *gradients, d_start = torch.ops.lifelong_triton.backward(
-            *inputs, *ctx.options, *made, d_output, d_final, d_surprise
-        )
+        *gradients, d_start = _Gradients.apply(*inputs, *ctx.options, *made, d_output, d_final, d_surprise)
         start = inputs[_START]
         if start is not None and start.shape[0] == 1:
             d_start = d_start.sum(0, keepdim=True)

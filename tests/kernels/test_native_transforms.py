@@ -140,12 +140,35 @@ def test_forward_mode_is_refused_and_not_silently_zero() -> None:
         of_value(torch.autograd.forward_ad.make_dual(inputs.value, torch.ones_like(inputs.value)))
 
 
-def test_second_derivatives_are_refused() -> None:
-    inputs = make_inputs(1, 4, 1, 4, 4).with_gradients()
-    loss = loss_of(inputs.floating(), inputs)
-    (first,) = torch.autograd.grad(loss, inputs.value, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+def test_without_gradients_it_compiles_as_with_them() -> None:
+    inputs = make_inputs(2, 5, 2, 5, 4)
+    token = {name: value[:, 0] for name, value in inputs.keywords().items() if isinstance(value, Tensor)}
+
+    def run(key: Tensor) -> Tensor:
+        step = fast_weight_step(state=inputs.weights, implementation="native", **(token | {"key": key[:, 0]}))
+        return loss_of(inputs.floating() | {"key": key}, inputs) + step.output.sum()
+
+    expected = run(inputs.key)
+    assert torch.compile(run, fullgraph=True, backend="aot_eager")(inputs.key) == expected
+    with torch.no_grad():
+        assert torch.compile(run, fullgraph=True, backend="aot_eager")(inputs.key) == expected
+
+
+def test_a_transform_inside_of_a_compiled_function_is_refused_and_not_silently_wrong() -> None:
+    inputs = make_inputs(2, 5, 2, 5, 4)
+
+    def loss(key: Tensor) -> Tensor:
+        return loss_of(inputs.floating() | {"key": key}, inputs)
+
+    def gradient(key: Tensor) -> Tensor:
+        return torch.func.grad(loss)(key)
+
+    def tangent(key: Tensor) -> Tensor:
+        return torch.func.jvp(loss, (key,), (key,))[1]
+
+    for transform in (gradient, tangent):
+        with pytest.raises(Exception, match=r"lifelong_native|forward-mode"):
+            torch.compile(transform, fullgraph=True, backend="aot_eager")(inputs.key)
 
 
 def test_fake_tensors_get_shapes_without_memory() -> None:
