@@ -57,7 +57,11 @@ class References:
     notes: Mapping[str, str] = field(default_factory=dict)  # of each figure: closed form, or simulation +- s.e.
 
     def score(self, value: float) -> float:
-        """Normalised score: 0 is the random policy and 1 the oracle."""
+        """Normalised score: 0 is the random policy and 1 the oracle. ValueError: the oracle earns no more than that."""
+        if not self.oracle > self.random:
+            raise ValueError(
+                f"no score: the oracle earns {self.oracle:g}, no more than random actions, {self.random:g}"
+            )
         return (value - self.random) / (self.oracle - self.random)
 
 

@@ -9,19 +9,22 @@ only keeps the state.
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torchrl.data import Categorical, Composite, Unbounded
 
 from lifelong.envs.base import BatchedEnv, Observation, Step
-from lifelong.envs.options import check_count
+from lifelong.envs.options import check_count, check_device
+from lifelong.envs.privileged import Privileged
 from lifelong.envs.random_streams import Channel, Channels
 
 World = TypeVar("World", bound=tuple[Tensor, ...])
+_OF_THE_BATCH = ("num_lives", "seed", "first_life", "device")  # options that a state may move between
 _BIRTH, _STEP = 0, 1  # the events that random numbers are drawn for
 
 
@@ -66,7 +69,16 @@ class TensorEnv(BatchedEnv, Generic[World]):
     num_actions: int
     observation_size: int
     observation_bound: float = 1.0  # no entry of an observation is larger in magnitude
+    _given: dict[str, Any]  # options by name
     can_terminate: bool = False  # whether ``advance`` can end a life; if not, lives have no end without ``life_steps``
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Notes the options, which ``state_dict`` holds beside the state."""
+        env = super().__new__(cls)
+        given = inspect.signature(cls).bind_partial(*arguments, **options)
+        given.apply_defaults()
+        env._given = {key: _plain(value) for key, value in given.arguments.items() if key not in _OF_THE_BATCH}
+        return env
 
     def __init__(
         self,
@@ -80,11 +92,11 @@ class TensorEnv(BatchedEnv, Generic[World]):
         self.num_lives = check_count(self.name, "num_lives", num_lives)
         self.seed = check_count(self.name, "seed", seed, low=0)
         self.life_steps = None if life_steps is None else check_count(self.name, "life_steps", life_steps)
-        self.device = torch.device(device)
+        self.device = check_device(self.name, device)
         self.action_spec = Categorical(self.num_actions, device=self.device)
         size = (self.observation_size,)
         self.observation_spec = Composite(observation=Unbounded(size, dtype=torch.float32, device=self.device))
-        first = check_count(self.name, "first_life", first_life, low=0)
+        first = check_count(self.name, "first_life", first_life, low=0, high=2**62)
         self._lives = torch.arange(first, first + num_lives, dtype=torch.int64, device=self.device)
         self._births = Channels(self.birth_channels())
         self._steps = Channels(self.step_channels())
@@ -152,7 +164,7 @@ class TensorEnv(BatchedEnv, Generic[World]):
             life_step = life_step.masked_fill(ended, 0)
             life_return = life_return.masked_fill(ended, 0.0)
         after = state._replace(clock=state.clock + 1, life_step=life_step, life_return=life_return, world=world)
-        observation, privileged = self.observe(world), self.describe(world)
+        observation, privileged = self.observe(world), self._tell(world)
         return after, Step(observation, change.reward, terminated, truncated, soft_reset, final_observation, privileged)
 
     def reset(self) -> Observation:
@@ -202,16 +214,21 @@ class TensorEnv(BatchedEnv, Generic[World]):
     @property
     def privileged(self) -> Mapping[str, Tensor]:
         """What ``describe`` says about the present situation."""
-        return self.describe(self.state.world)
+        return self._tell(self.state.world)
 
     def state_dict(self) -> dict[str, Any]:
         world = self.state.world
         fields = {f"world.{field}": value for field, value in zip(_fields(self.world_type), world, strict=True)}
-        return {"name": self.name, **{k: v for k, v in self.state._asdict().items() if k != "world"}, **fields}
+        tensors = {**{k: v for k, v in self.state._asdict().items() if k != "world"}, **fields}
+        return {"name": self.name, "options": self._given, **{key: value.clone() for key, value in tensors.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("name") != self.name:
             raise ValueError(f"{self.name}: this state belongs to the environment {state.get('name')!r}")
+        saved = state.get("options", self._given)
+        for option, value in self._given.items():
+            if saved.get(option, value) != value:
+                raise ValueError(f"{self.name}: this state was saved with {option}={saved[option]!r}, not {value!r}")
         expected = self.initial_state()
 
         def take(key: str, like: Tensor) -> Tensor:
@@ -225,6 +242,11 @@ class TensorEnv(BatchedEnv, Generic[World]):
         names = _fields(self.world_type)
         world = self.world_type(*(take(f"world.{n}", like) for n, like in zip(names, expected.world, strict=True)))
         self._state = LifeState(**own, world=world)
+
+    def _tell(self, world: World) -> Mapping[str, Tensor]:
+        """``describe``, in tensors that are nobody's but the caller's."""
+        hidden = self.describe(world)
+        return hidden if isinstance(hidden, Privileged) else {key: value.clone() for key, value in hidden.items()}
 
     def _no(self) -> Tensor:
         return torch.zeros(self.num_lives, dtype=torch.bool, device=self.device)
@@ -241,6 +263,10 @@ class TensorEnv(BatchedEnv, Generic[World]):
         return self.world_type(*fields)
 
     def _check_action(self, action: Tensor) -> None:
+        if not isinstance(action, Tensor):
+            raise ValueError(
+                f"{self.name}: actions are a {type(action).__name__}; wanted: a tensor [{self.num_lives}] torch.int64"
+            )
         if action.dtype != torch.int64 or action.shape != (self.num_lives,):
             found = f"{list(action.shape)} {action.dtype}"
             raise ValueError(f"{self.name}: actions are {found}; wanted: [{self.num_lives}] torch.int64")
@@ -251,6 +277,13 @@ class TensorEnv(BatchedEnv, Generic[World]):
                 f"{self.name}: action {int(action[life])} of life {life} at step {int(self.state.life_step[life])} "
                 f"is out of range; allowed: 0 to {self.num_actions - 1}"
             )
+
+
+def _plain(value: Any) -> Any:
+    """An option as what loads with ``weights_only=True``."""
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else type(value).__name__
 
 
 def _fields(world_type: type[Any]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from lifelong.envs.batched import Change, TensorEnv
 from lifelong.envs.control_systems import SYSTEMS
 from lifelong.envs.drift_control_learners import simulate_cartpole_learner
 from lifelong.envs.measurement import Estimate, measure, oracle_policy, random_policy
-from lifelong.envs.options import check_choice, check_count, check_probability
+from lifelong.envs.options import check_choice, check_count, check_flag, check_probability
 from lifelong.envs.privileged import Privileged
 from lifelong.envs.random_streams import Channel, Stream
 from lifelong.envs.registry import register_env
@@ -81,7 +81,7 @@ class DriftControl(TensorEnv[DriftControlWorld]):
         self.system = SYSTEMS[check_choice(self.name, "system", system, tuple(SYSTEMS))]
         self.hazard = check_probability(self.name, "hazard", hazard)
         self.delay = check_count(self.name, "delay", delay, low=0, high=1000)
-        self.shows_velocities = velocities
+        self.shows_velocities = check_flag(self.name, "velocities", velocities)
         self.num_actions = len(self.system.forces)
         self.observation_size = self.system.num_positions + 2 * velocities
         self.observation_bound = self.system.bound
@@ -96,10 +96,13 @@ class DriftControl(TensorEnv[DriftControlWorld]):
         options = self.system.name, self.hazard, self.delay
         levels = drift_control_levels(*options)
         memoryless = None if self.shows_velocities else _BEST_MEMORYLESS.get(options)
+        last_transition = None if self.shows_velocities else _BEST_LAST_TRANSITION.get(options)
         notes = {"oracle": "knows wiring and state, a fixed control law: " + _simulated(levels.oracle)}
         notes["random"] = _simulated(levels.random)
         if memoryless is not None:
-            notes["memoryless"] = "the best that was found, it sees the last transition: " + _simulated(memoryless)
+            notes["memoryless"] = "the best policy of the observation that was found: " + _simulated(memoryless)
+        if last_transition is not None:
+            notes["last_transition"] = "the best that was found: " + _simulated(last_transition)
         if levels.learner is not None:
             notes["ideal_learner"] = (
                 "reads the wiring from positions by the equations of motion, so that the ideal is no less: "
@@ -110,6 +113,7 @@ class DriftControl(TensorEnv[DriftControlWorld]):
             random=levels.random.mean,
             oracle=levels.oracle.mean,
             memoryless=None if memoryless is None else memoryless.mean,
+            last_transition=None if last_transition is None else last_transition.mean,
             ideal_learner=None if levels.learner is None else levels.learner.mean,
             notes=notes,
         )
@@ -199,6 +203,10 @@ _STORED_LEVELS = {
     ("acrobot", 0.01, 0): Levels(Estimate(0.0004224, 0.0000115), Estimate(0.0124507, 0.0000167), None),
 }
 _BEST_MEMORYLESS = {
+    ("cartpole", 0.01, 0): Estimate(27.540, 0.135),
+    ("acrobot", 0.01, 0): Estimate(0.0015260, 0.0000494),
+}
+_BEST_LAST_TRANSITION = {
     ("cartpole", 0.01, 0): Estimate(136.792, 1.680),
     ("acrobot", 0.01, 0): Estimate(0.0027396, 0.0000909),
 }

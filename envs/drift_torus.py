@@ -15,13 +15,14 @@ from lifelong.envs.base import Observation, References
 from lifelong.envs.batched import Change, TensorEnv
 from lifelong.envs.drift_torus_learners import simulate_elimination_learner
 from lifelong.envs.measurement import Estimate, measure, oracle_policy, random_policy
-from lifelong.envs.options import check_count, check_probability
+from lifelong.envs.options import check_count, check_number, check_probability
 from lifelong.envs.random_streams import Channel, Stream, integers
 from lifelong.envs.registry import register_env
 from lifelong.envs.schedules import ReflectedWalk
 from lifelong.envs.signalling import Signal
 
 MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1))
+_STRONGEST_WIND = 0.5
 WIRINGS = tuple(itertools.permutations(range(4)))  # wiring -> action -> index of its move
 
 
@@ -62,7 +63,7 @@ class DriftTorus(TensorEnv[DriftTorusWorld]):
         size: n, at least 3.
         gears: number of gears.
         hazard: probability per step that the wirings are redrawn.
-        wind: probability of a gust at a step.
+        wind: probability of a gust at a step, at most 0.5.
         signal: what is told of the wirings, see ``Signal``; its code is the move of each gear and action, one-hot.
     """
 
@@ -87,7 +88,12 @@ class DriftTorus(TensorEnv[DriftTorusWorld]):
         self.size = check_count(self.name, "size", size, low=3, high=10_000)
         self.gears = check_count(self.name, "gears", gears)
         self.hazard = check_probability(self.name, "hazard", hazard)
-        self.wind = check_probability(self.name, "wind", wind)
+        self.wind = check_number(self.name, "wind", wind, low=0.0)
+        if self.wind > _STRONGEST_WIND:
+            raise ValueError(
+                f"{self.name}: wind={wind!r} is not allowed; allowed: 0 to {_STRONGEST_WIND:g} (in more, the "
+                "shortest way is no oracle)"
+            )
         self._direction = ReflectedWalk(low=0.0, high=4.0, deviation=0.01)
         self.signal = Signal(self.name, signal, code_size=16 * self.gears)
         self.observation_size = 2 * self.size + self.gears + self.signal.width

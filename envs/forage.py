@@ -55,7 +55,7 @@ class Forage(TensorEnv[ForageWorld]):
         kinds: K, at most 32.
         objects_per_kind: number of objects of each kind.
         radius: r of the view; 2 r + 1 is at most n.
-        period: steps after which a kind's values repeat, at least 2; they are reversed twice in it.
+        period: steps after which a kind's values repeat, even; they are reversed twice in it.
         signal: what is told of the values, see ``Signal``; its code is 1 for each kind that is worth +1.
     """
 
@@ -82,7 +82,9 @@ class Forage(TensorEnv[ForageWorld]):
         self.kinds = check_count(self.name, "kinds", kinds, high=32)
         self.objects_per_kind = check_count(self.name, "objects_per_kind", objects_per_kind)
         self.radius = check_count(self.name, "radius", radius, high=(self.size - 1) // 2)
-        self._value = Square(low=-1.0, high=1.0, period=check_count(self.name, "period", period, low=2, high=2**52))
+        if check_count(self.name, "period", period, low=2, high=2**52) % 2:
+            raise ValueError(f"{self.name}: period={period} is not allowed; allowed: even integers from 2 to {2**52}")
+        self._value = Square(low=-1.0, high=1.0, period=period)
         self.signal = Signal(self.name, signal, code_size=self.kinds)
         self._view = 2 * self.radius + 1
         self.observation_size = self.kinds * self._view**2 + self.signal.width
@@ -201,5 +203,5 @@ def simulate_greedy_rate(
     size: int, kinds: int, objects_per_kind: int, period: int, lives: int = 256, steps: int = 500, seed: int = 0
 ) -> Estimate:
     """Simulate the oracle on ``lives`` lives, ``steps`` steps each after a burn-in of 100."""
-    env = Forage(lives, seed, size=size, kinds=kinds, objects_per_kind=objects_per_kind, period=period)
+    env = Forage(lives, seed, size=size, kinds=kinds, objects_per_kind=objects_per_kind, period=period, radius=1)
     return measure(env, oracle_policy, steps, "step", burn_in=100)

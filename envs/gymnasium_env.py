@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lifelong.envs.base import BatchedEnv, EnvironmentFault, Observation, References, Step, UnsupportedSpace
 from lifelong.envs.episode_references import EPISODE_REFERENCES
-from lifelong.envs.life_wrapper import PRIVILEGED, SOFT_RESET, soft_reset
+from lifelong.envs.life_wrapper import PRIVILEGED, SOFT_RESET, check_nesting, soft_reset
 from lifelong.envs.options import check_choice, check_count
 from lifelong.envs.registry import register_env
 from lifelong.envs.spaces import ActionLayout, ObservationFault, ObservationLayout, action_layout, observation_layout
@@ -77,6 +77,8 @@ class GymnasiumEnv(BatchedEnv):
                 raise ValueError(
                     f"{name}: life_steps needs reset_memory=life; with reset_memory=episode use max_episode_steps"
                 )
+        if reset_memory == "life":
+            check_nesting(name, environments[0])
         self.name = name
         self.num_lives = len(environments)
         self.observation_spec, self.action_spec = observations.spec, actions.spec
@@ -118,7 +120,10 @@ class GymnasiumEnv(BatchedEnv):
     def step(self, action: Tensor) -> Step:
         if not self._started:
             raise RuntimeError(f"{self.name}: call reset() or load_state_dict() before step()")
-        actions = self._actions.decode(action)
+        try:
+            actions = self._actions.decode(action)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error} (at step {self._total_steps} of the batch)") from None
         if len(actions) != self.num_lives:
             raise ValueError(f"{self.name}: got {len(actions)} actions for {self.num_lives} lives")
         self._life_step += 1

@@ -45,8 +45,10 @@ def register_ids() -> None:
         )
 
 
-def _build(name: str, num_lives: int, options: dict[str, Any]) -> TensorEnv[Any]:
-    env = make_env({"name": name, "num_lives": num_lives, "seed": 0, **options})
+def _build(name: str, num_lives: int, seed: int | None, options: dict[str, Any]) -> TensorEnv[Any]:
+    if "num_lives" in options:
+        raise ValueError(f"{name}: num_lives={options['num_lives']!r} is no option here; give num_envs to make_vec")
+    env = make_env({"name": name, "num_lives": num_lives, "seed": 0 if seed is None else seed, **options})
     if not isinstance(env, TensorEnv):
         raise ValueError(f"environment {name!r} is none of the batched suite, which alone has a Gymnasium face")
     return env
@@ -63,18 +65,21 @@ class LifelongVectorEnv(gymnasium.vector.VectorEnv):
     Args:
         name: registered name of an environment of the batched suite.
         num_envs: B.
-        options: options of that environment (not ``num_lives`` and ``seed``: the seed is that of ``reset``).
+        seed: of the random streams until ``reset`` gives another; None: the first reset takes a random one.
+        options: options of that environment, but for ``num_lives``.
     """
 
-    def __init__(self, name: str, num_envs: int = 1, render_mode: None = None, **options: Any) -> None:
-        self.env = _build(name, num_envs, options)
+    def __init__(
+        self, name: str, num_envs: int = 1, render_mode: None = None, seed: int | None = None, **options: Any
+    ) -> None:
+        self.env = _build(name, num_envs, seed, options)
         self.num_envs = num_envs
         self.render_mode = render_mode
         self.metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}
         self.single_observation_space, self.single_action_space = _spaces(self.env)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._seeded = False
+        self._seeded = seed is not None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         """Begin new lives; ``seed`` starts the random streams anew (without one, the first reset takes a random
@@ -112,16 +117,17 @@ class LifelongEnv(gymnasium.Env):
 
     Args:
         name: registered name of an environment of the batched suite.
-        options: options of that environment.
+        seed: of the random streams until ``reset`` gives another; None: the first reset takes a random one.
+        options: options of that environment, but for ``num_lives``.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  the base class declares it so
 
-    def __init__(self, name: str, render_mode: None = None, **options: Any) -> None:
-        self.env = _build(name, 1, options)
+    def __init__(self, name: str, render_mode: None = None, seed: int | None = None, **options: Any) -> None:
+        self.env = _build(name, 1, seed, options)
         self.render_mode = render_mode
         self.observation_space, self.action_space = _spaces(self.env)
-        self._seeded = False
+        self._seeded = seed is not None
         self._next_life: Array | None = None  # its first observation, when the last life ended and this one has begun
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:

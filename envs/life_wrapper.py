@@ -67,6 +67,7 @@ class LifeWrapper(gymnasium.Wrapper, RecordConstructorArgs):
     def __init__(self, env: gymnasium.Env[Any, Any], **options: Any) -> None:
         RecordConstructorArgs.__init__(self, **options)
         gymnasium.Wrapper.__init__(self, env)
+        check_nesting(self.name, env)
         self._depth: int = env._depth + 1 if isinstance(env, LifeWrapper) else 0
         self.streams = LifeStreams(self._depth)
 
@@ -117,6 +118,20 @@ class LifeWrapper(gymnasium.Wrapper, RecordConstructorArgs):
 def soft_reset(environment: gymnasium.Env[Any, Any]) -> tuple[Any, dict[str, Any]]:
     """Start the world again inside the life; for an environment without a ``LifeWrapper``, that is its ``reset``."""
     return environment.soft_reset() if isinstance(environment, LifeWrapper) else environment.reset()
+
+
+def check_nesting(owner: str, environment: gymnasium.Env[Any, Any]) -> None:
+    """ValueError: another wrapper hides a ``LifeWrapper``, whose life would begin anew at each soft reset."""
+    outermost = type(environment).__name__
+    if isinstance(environment, LifeWrapper):
+        return  # which was checked when it was built
+    while isinstance(environment, gymnasium.Wrapper):
+        environment = environment.env
+        if isinstance(environment, LifeWrapper):
+            raise ValueError(
+                f"{owner}: {outermost} stands around the wrapper {environment.name}, whose life would begin anew at "
+                f"each soft reset; allowed: {outermost} inside it"
+            )
 
 
 class ScheduleClock:

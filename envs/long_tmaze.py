@@ -73,7 +73,7 @@ class LongTMaze(TimeIndexedEnv[LongTMazeWorld]):
         first_life: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.corridor = check_count(self.name, "corridor", corridor, high=2**62)
+        self.corridor = check_count(self.name, "corridor", corridor, high=2**61)
         self.junction = self.corridor + 1
         self.mode = check_choice(self.name, "mode", mode, ("auto", "walk"))
         self.num_actions = 2 if mode == "auto" else 4

@@ -14,7 +14,7 @@ from lifelong.envs.batched import Change
 from lifelong.envs.markov_stream_filter import simulate_filter
 from lifelong.envs.measurement import Estimate
 from lifelong.envs.open_loop import OpenLoopEnv, repeat_in_time
-from lifelong.envs.options import check_count, check_probability
+from lifelong.envs.options import check_count, check_number, check_probability
 from lifelong.envs.random_streams import Channel, Stream, integers
 from lifelong.envs.registry import register_env
 from lifelong.envs.schedules import Markov
@@ -84,7 +84,7 @@ class MarkovStream(OpenLoopEnv[MarkovStreamWorld]):
         self.symbols = self.num_actions = check_count(self.name, "symbols", symbols, low=3)
         self.regimes = check_count(self.name, "regimes", regimes, low=2)
         self.hazard = check_probability(self.name, "hazard", hazard)
-        self.noise = check_probability(self.name, "noise", noise)
+        self.noise = check_number(self.name, "noise", noise, low=0.0, below=1.0)
         self.unpaid_steps = check_count(self.name, "unpaid_steps", unpaid_steps, low=0, high=2**52)
         self.paid_steps = check_count(self.name, "paid_steps", paid_steps, high=2**52)
         self.signal = Signal(self.name, signal, code_size=self.regimes)

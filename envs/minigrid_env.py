@@ -7,7 +7,6 @@ many of each there are, so that an encoder can one-hot or embed them; ``directio
 from __future__ import annotations
 
 import contextlib
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -30,7 +29,7 @@ from lifelong.envs.episode_references import MINIGRID_REFERENCES
 from lifelong.envs.gymnasium_env import GymnasiumEnv, ResetMemory, build_environment, episode_limit
 from lifelong.envs.minigrid_missions import LONGEST_MISSION, VOCABULARY_SIZE, MissionTokens
 from lifelong.envs.minigrid_observation import PartialView
-from lifelong.envs.options import check_choice, check_count
+from lifelong.envs.options import check_choice, check_count, did_you_mean
 from lifelong.envs.registry import register_env
 from lifelong.envs.spaces import DiscreteActions, Entry, ObservationLayout
 from lifelong.envs.wrapper_continuing import NO_STEP_LIMIT, ConstantReward
@@ -185,8 +184,7 @@ def _action_indices(actions: Sequence[int | str], count: int) -> list[int]:
         elif isinstance(action, int) and not isinstance(action, bool) and 0 <= action < count:
             index = action
         else:
-            near = difflib.get_close_matches(str(action), names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(action, names)
             raise ValueError(
                 f"minigrid: unknown action {action!r}; allowed: {', '.join(names)}, or 0 to {count - 1}{hint}"
             )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
 
 _INT64_MAX = 2**63 - 1
 
@@ -31,13 +34,44 @@ def check_choice(env: str, option: str, value: str, choices: tuple[str, ...]) ->
     return value
 
 
-def check_number(env: str, option: str, value: float, above: float | None = None, low: float | None = None) -> float:
-    """``value`` as a float, if it is finite (and larger than ``above``, and at least ``low``)."""
+def check_number(
+    env: str,
+    option: str,
+    value: float,
+    above: float | None = None,
+    low: float | None = None,
+    below: float | None = None,
+) -> float:
+    """``value`` as a float, if it is finite (and larger than ``above``, at least ``low``, smaller than ``below``)."""
     number = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
-    if not number or (above is not None and value <= above) or (low is not None and value < low):
+    too_low = number and ((above is not None and value <= above) or (low is not None and value < low))
+    if not number or too_low or (below is not None and value >= below):
         limit = f" above {above:g}" if above is not None else f" of at least {low:g}" if low is not None else ""
+        limit += "" if below is None else f"{' and' if limit else ''} below {below:g}"
         raise ValueError(f"{env}: {option}={value!r} is not allowed; allowed: a finite number{limit}")
     return float(value)
+
+
+def check_flag(env: str, option: str, value: bool) -> bool:
+    """``value``, if it is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{env}: {option}={value!r} is not allowed; allowed: true or false")
+    return value
+
+
+def check_list(env: str, option: str, value: Sequence[Any]) -> Sequence[Any]:
+    """``value``, if it is a list (or another sequence, but no text)."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ValueError(f"{env}: {option}={value!r} is not allowed; allowed: a list")
+    return value
+
+
+def check_device(env: str, device: torch.device | str) -> torch.device:
+    """``device``, if it is one that torch knows."""
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"{env}: device={device!r} is unknown; allowed: cpu, cuda, cuda:1, ...") from None
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:

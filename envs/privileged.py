@@ -13,12 +13,12 @@ class Privileged(Mapping[str, Tensor]):
     An oracle's action may cost more than the step itself, and a training run never asks for it.
 
     Args:
-        entries: tensors [B, ...], or functions without arguments that return them. A function may hold on to the world
-            that it describes: a world is never changed in place.
+        entries: tensors [B, ...], which are copied, or functions without arguments that return new ones. A function may
+            hold on to the world that it describes: a world is never changed in place.
     """
 
     def __init__(self, entries: Mapping[str, Tensor | Callable[[], Tensor]]) -> None:
-        self._entries = dict(entries)
+        self._entries = {name: entry.clone() if isinstance(entry, Tensor) else entry for name, entry in entries.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         entry = self._entries[name]

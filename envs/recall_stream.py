@@ -11,7 +11,7 @@ from torch import Tensor
 from lifelong.envs.base import Observation, References
 from lifelong.envs.batched import Change
 from lifelong.envs.open_loop import TimeIndexedEnv
-from lifelong.envs.options import check_count, check_probability
+from lifelong.envs.options import check_count, check_flag, check_list, check_number
 from lifelong.envs.random_streams import Channel, Stream, hashed_uniform, integers
 from lifelong.envs.registry import register_env
 
@@ -84,14 +84,14 @@ class RecallStream(TimeIndexedEnv[RecallStreamWorld]):
         self.base = check_count(self.name, "base", base, low=2)
         self.keys_per_group = self._check_groups(keys_per_group)
         self.values = self.num_actions = check_count(self.name, "values", values, low=2)
-        self.filler = check_probability(self.name, "filler", filler)
+        self.filler = check_number(self.name, "filler", filler, low=0.0, below=1.0)
         self.filler_keys = check_count(self.name, "filler_keys", filler_keys)
-        self.conjunctive = conjunctive
+        self.conjunctive = check_flag(self.name, "conjunctive", conjunctive)
         self.lifelong = life_steps is None
         self.num_keys = sum(self.keys_per_group)
         shown_keys = self.num_keys + (self.filler_keys if self.filler > 0 else 0)
         self.side = next(side for side in range(1, shown_keys + 1) if side * side >= shown_keys)
-        self.key_size = 2 * self.side if conjunctive else shown_keys
+        self.key_size = 2 * self.side if self.conjunctive else shown_keys
         self.observation_size = 3 + self.key_size + self.values
         super().__init__(num_lives, seed, life_steps=life_steps, first_life=first_life, device=device)
 
@@ -102,12 +102,19 @@ class RecallStream(TimeIndexedEnv[RecallStreamWorld]):
         self._period = torch.tensor(self.periods).repeat_interleave(sizes).to(self.device)  # [N]
 
     def _check_groups(self, keys_per_group: Sequence[int]) -> tuple[int, ...]:
-        groups = tuple(keys_per_group)
+        groups = tuple(check_list(self.name, "keys_per_group", keys_per_group))
         if not groups:
             raise ValueError(f"{self.name}: keys_per_group={list(groups)} is empty; allowed: one group or more")
         for g, size in enumerate(groups, start=1):
             most = self.base - len(groups) + 1 if g == 1 else self.base ** (g - 1)
             check_count(self.name, f"keys_per_group (group {g})", size, low=1, high=most)
+        if sum(size * self.base ** (len(groups) - g) for g, size in enumerate(groups, start=1)) == self.base ** len(
+            groups
+        ):
+            raise ValueError(
+                f"{self.name}: keys_per_group={list(groups)} with base={self.base} leaves no step for a query; "
+                "allowed: fewer keys"
+            )
         if self.base ** len(groups) >= 2**62:
             raise ValueError(f"{self.name}: the period {self.base}^{len(groups)} is too long; allowed: below 2^62")
         return groups

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from lifelong.envs.base import BatchedEnv
+from lifelong.envs.options import did_you_mean
 
 _FACTORIES: dict[str, Callable[..., BatchedEnv]] = {}
 
@@ -34,9 +34,9 @@ def env_names() -> list[str]:
 def env_factory(name: str) -> Callable[..., BatchedEnv]:
     """What was registered as ``name``. Raises ValueError for an unknown name (the message gives the nearest match)."""
     if name not in _FACTORIES:
-        near = difflib.get_close_matches(str(name), env_names(), n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown environment {name!r}; known: {', '.join(env_names())}{hint}")
+        raise ValueError(
+            f"unknown environment {name!r}; known: {', '.join(env_names())}{did_you_mean(name, env_names())}"
+        )
     return _FACTORIES[name]
 
 
@@ -62,6 +62,5 @@ def _check_option_names(name: str, factory: Callable[..., BatchedEnv], options: 
         return  # the factory checks for itself
     for option in options:
         if option not in parameters:
-            near = difflib.get_close_matches(str(option), parameters, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(option, parameters)
             raise ValueError(f"environment {name!r} has no option {option!r}; allowed: {', '.join(parameters)}{hint}")

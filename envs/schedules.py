@@ -8,7 +8,6 @@ that nothing grows. Every life starts in the stationary law (a random phase, a r
 
 from __future__ import annotations
 
-import difflib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lifelong.envs.options import check_choice, check_count, check_number, check_probability
+from lifelong.envs.options import check_choice, check_count, check_list, check_number, check_probability, did_you_mean
 
 _EXACT = 2**53  # whole numbers up to here are exact in float64
 
@@ -136,6 +135,8 @@ class PiecewiseLinear(_Periodic):
     random_phase: bool = False
 
     def __post_init__(self) -> None:
+        for option, given in (("times", self.times), ("values", self.values)):
+            check_list(self.name, option, given)
         times, values = tuple(self.times), tuple(self.values)
         if len(times) < 2 or len(times) != len(values):
             raise ValueError(f"{self.name}: {len(times)} times and {len(values)} values; wanted: as many, at least two")
@@ -292,7 +293,7 @@ class Composite(Schedule):
     def __init__(
         self, parts: Sequence[Schedule | Mapping[str, Any]], combine: Literal["sum", "product"] = "sum"
     ) -> None:
-        if not parts:
+        if not check_list(self.name, "parts", parts):
             raise ValueError(f"{self.name}: parts=[] is not allowed; allowed: one schedule or more")
         self.parts = [part if isinstance(part, Schedule) else make_schedule(part) for part in parts]
         self.combine = check_choice(self.name, "combine", combine, ("sum", "product"))
@@ -330,15 +331,13 @@ def make_schedule(config: Mapping[str, Any]) -> Schedule:
     options = dict(config)
     name = options.pop("name", None)
     if name not in _SCHEDULES:
-        near = difflib.get_close_matches(str(name), _SCHEDULES, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, _SCHEDULES)
         raise ValueError(f"unknown schedule {name!r}; known: {', '.join(_SCHEDULES)}{hint}")
     kind = _SCHEDULES[name]
     allowed = ["parts", "combine"] if kind is Composite else [f.name for f in fields(kind)]  # type: ignore[arg-type]
     for option in options:
         if option not in allowed:
-            near = difflib.get_close_matches(str(option), allowed, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(option, allowed)
             raise ValueError(f"schedule {name!r} has no option {option!r}; allowed: {', '.join(allowed)}{hint}")
     try:
         return kind(**options)

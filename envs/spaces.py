@@ -247,9 +247,9 @@ class DiscreteActions:
     def decode(self, action: Tensor) -> Sequence[int]:
         indices = _checked(action, ()).tolist()
         count = len(self._choices)
-        for index in indices:
+        for life, index in enumerate(indices):
             if not 0 <= index < count:
-                raise ValueError(f"action {index} is out of range; allowed: 0 to {count - 1}")
+                raise ValueError(f"action {index} of life {life} is out of range; allowed: 0 to {count - 1}")
         return [self._choices[index] for index in indices]
 
 
@@ -263,8 +263,11 @@ class MultiDiscreteActions:
 
     def decode(self, action: Tensor) -> Sequence[np.ndarray]:
         indices = _checked(action, (len(self._sizes),)).numpy()
-        if (indices < 0).any() or (indices >= self._sizes).any():
-            raise ValueError(f"an action is out of range; there are {self._sizes.tolist()} choices")
+        wrong = (indices < 0) | (indices >= self._sizes)
+        if wrong.any():
+            raise ValueError(
+                f"the action of life {_first_row(wrong)} is out of range; there are {self._sizes.tolist()} choices"
+            )
         indices = indices.reshape(-1, *self._space.nvec.shape)
         return list((indices if self._start is None else indices + self._start).astype(self._space.dtype))
 

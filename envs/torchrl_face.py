@@ -89,7 +89,7 @@ class TorchRLEnv(EnvBase):
         """The state of the lives, as part of ``state_dict``; empty before the first reset."""
         if not self.env.begun:
             return {}
-        return {"lives": self.env.state_dict(), "begun": self._begun}
+        return {"lives": self.env.state_dict(), "begun": self._begun.clone()}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken; the next call is ``step`` (or the reset of the lives that are done)."""

@@ -13,6 +13,7 @@ from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
 from minigrid.minigrid_env import MiniGridEnv
 
 from lifelong.envs.life_wrapper import PRIVILEGED, ScheduledWrapper, count_regimes
+from lifelong.envs.options import check_list
 from lifelong.envs.random_streams import Stream
 from lifelong.envs.schedules import Schedule
 
@@ -84,7 +85,7 @@ class ActionRemap(PermutationWrapper):
         if not isinstance(space, spaces.Discrete):
             raise ValueError(f"{self.name}: fits Discrete action spaces, not {space}")
         low, high = int(space.start), int(space.start + space.n) - 1
-        chosen = list(range(low, high + 1)) if actions is None else list(actions)
+        chosen = list(range(low, high + 1)) if actions is None else list(check_list(self.name, "actions", actions))
         if len(set(chosen)) < len(chosen) or not all(_is_action(space, action) for action in chosen):
             raise ValueError(f"{self.name}: actions={chosen} are not allowed; allowed: {low} to {high}, each once")
         super().__init__(env, schedule, len(chosen), actions=actions)

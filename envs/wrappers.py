@@ -2,7 +2,8 @@
 
     wrappers: [{name: continuing}, {name: action_remap, schedule: {name: markov, regimes: 4, hazard: 0.001}}]
 
-The first stands innermost. Each is an ordinary Gymnasium wrapper too, see the modules ``wrapper_*``.
+The first stands innermost. Each is a Gymnasium wrapper too, see the modules ``wrapper_*``; other people's wrappers go
+inside the first of them, never between two or, where the memory outlives an episode, around (refused).
 """
 
 from __future__ import annotations

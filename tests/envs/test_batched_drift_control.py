@@ -152,8 +152,8 @@ def test_a_short_search_without_memory_finds_no_more_than_the_stored_best(system
 
     policy, weights = search_memoryless(make, "linear", True, generations=2, policies=16, lives=8, steps=100)
     found, references = level(make, policy, weights, lives=32, steps=100), make(1, 0).references
-    assert references.memoryless is not None
-    assert found.mean <= references.memoryless + 3 * found.standard_error
+    assert references.last_transition is not None
+    assert found.mean <= references.last_transition + 3 * found.standard_error
 
 
 def test_a_policy_without_memory_prefers_what_its_weights_say() -> None:
