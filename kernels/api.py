@@ -59,7 +59,7 @@ def fast_weight_attention(
         log_decay: natural logarithm <= 0 of what is kept, `[B, T, H]` or per channel `[B, T, H, Dk]`; None: all.
         momentum: `[B, T, H]` in [0, 1].
         erase: whether what the memory answers to the key is subtracted before writing; bool, or `[H]` for one a head.
-        reset: `[B, T]` bool; True drops the memory *before* step t. No gradient crosses it.
+        reset: `[B, T]` bool; True drops the memory *before* step t. No gradient crosses it; a NaN may, in chunks.
         initial_state: `[B, H, Dv, Dk]`, or `MomentumState` of two such with momentum; None: zero.
         implementation: `"auto"`, `"reference"`, `"chunked"`, `"native"` or `"triton"`.
         erase_key: `[B, T, H, Dk]`, the key that the error is measured at; None: `key`.

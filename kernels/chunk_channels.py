@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lifelong.kernels.chunk_influence import visible
+from lifelong.kernels.chunk_influence import finite, visible
 from lifelong.kernels.chunk_scan import ChunkMatrices
 
 
@@ -32,6 +32,7 @@ def channel_matrices(
     log_decay: `[N, B, H, C, Dk]`; reset: `[N, B, C]`.
     """
     size = written.shape[-2]
+    log_decay = finite(log_decay)
     seen = visible(size, reset, written.device).to(written.dtype)
     steps = torch.arange(size, device=written.device)
     up_to = torch.stack([steps - 1 if error_before_decay else steps, steps])  # the last decay before each reading

@@ -1,8 +1,9 @@
 """How much of each write, and of the entry state, is left at each step of a chunk, with resets as segment masks.
 
 A reset inside a chunk cuts it into segments: a write at j is seen at i >= j only if no reset lies in (j, i], and the
-entry state only if none lies in [0, i]. That is a comparison of segment numbers, so nothing leaks across a reset, be it
-values or gradients; a log-decay of minus infinity would give NaN, and a large finite one costs the survivors digits.
+entry state only if none lies in [0, i]. That is a comparison of segment numbers, so nothing finite leaks
+across a reset, be it values or gradients, though NaN times zero is NaN; a log-decay of minus infinity would give NaN,
+and a large finite one costs the survivors digits.
 
 Sums of log-decays over (j, i] are taken as a product with a constant 0/1 matrix, not as differences of a running sum:
 after strong decays those differences lose the digits of weak ones.
@@ -47,7 +48,7 @@ def influence_without_momentum(
     kept = visible(size, reset, like.device).to(like.dtype)
     if log_decay is not None:
         # No exponent is positive, so nothing overflows, and masking after the exponential is safe.
-        sums = log_decay @ _intervals(size, error_before_decay, like)
+        sums = finite(log_decay) @ _intervals(size, error_before_decay, like)
         kept = sums.exp().unflatten(-1, kept.shape[-2:]) * kept
     # The last row, that of the exit, is once more that of the last reader.
     (entry, exit_entry), (writes, exit_writes) = (part.split([2 * size, 1], -2) for part in kept.split([1, size], -1))
@@ -116,6 +117,11 @@ def visible(size: int, reset: Tensor | None, device: torch.device) -> Tensor:
     written_in = torch.nn.functional.pad(segment, (1, 0))
     rows = torch.cat([segment, segment, segment[..., -1:]], -1)
     return (causal & (rows[..., :, None] == written_in[..., None, :]))[:, :, None]
+
+
+def finite(log_decay: Tensor) -> Tensor:
+    """Log-decays with minus infinity replaced by what keeps nothing either: infinity times zero would be NaN."""
+    return log_decay.clamp_min(-1e4)
 
 
 def _intervals(size: int, error_before_decay: bool, like: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def mesa_attention(
 
     Args:
         query, key, value, write_rate, log_decay, reset: as `fast_weight_attention` takes them; decay `[B, T, H]`.
-        regulariser: `[H, Dk]` > 0, the diagonal of Lambda.
+        regulariser: `[H, Dk]` > 0 (looked at on the CPU), the diagonal of Lambda.
         implementation: `"reference"` or `"chunked"`; `"auto"` is chunked.
         iterations: of conjugate gradients; Dk are enough in exact arithmetic. None: solve directly. Not for the
             reference, which always solves directly.
@@ -71,19 +71,27 @@ def mesa_attention(
     Raises:
         ValueError: an argument has a wrong shape, dtype or device, or the implementation is unknown.
     """
-    lives, _, heads, width = query.shape if query.dim() == 4 else (0, 0, 0, 0)
+    require(
+        initial_state is None or isinstance(initial_state, MesaState), "initial_state", "a MesaState", initial_state
+    )
     moments = None if initial_state is None else initial_state.values
     call = build_call(
         query, key, value, write_rate, log_decay, None, False, reset, moments,
         erase_key=None, error_before_decay=None, error_function=SQUARED, reset_state=None, is_step=False,
     ).in_state_dtype()  # fmt: skip
-    require(regulariser.shape == (heads, width), "regulariser", f"{[heads, width]}", regulariser)
+    lives, _, heads, width = call.query.shape
+    _check_regulariser(regulariser, call)
+    whole = iterations is None or (type(iterations) is int and iterations >= 1)
+    require(whole, "iterations", "None or a whole number >= 1", iterations)
+    direct = iterations is None or implementation != "reference"
+    require(direct, "iterations", 'None with implementation="reference", which solves directly', iterations)
     require(not call.per_channel_decay, "log_decay", "[B, T, H]", log_decay)
     if initial_state is None:
         keys = call.initial_weights.new_zeros(lives, heads, width, width)
     else:
         keys = initial_state.keys
-        require(keys.shape == (lives, heads, width, width), "initial_state.keys", "[B, H, Dk, Dk]", keys)
+        fits = keys.shape == (lives, heads, width, width) and keys.dtype == call.state_dtype
+        require(fits, "initial_state.keys", f"[B, H, Dk, Dk] of {call.state_dtype}", keys)
     state = MesaState(call.initial_weights, keys)
     regulariser = regulariser.to(call.state_dtype)
     with torch.autocast(query.device.type, enabled=False):
@@ -94,6 +102,19 @@ def mesa_attention(
         else:
             raise ValueError(f'implementation must be auto, reference or chunked, got "{implementation}"')
     return MesaOutput(output.to(value.dtype), state)
+
+
+def _check_regulariser(regulariser: Tensor, call: FastWeightCall) -> None:
+    shape = [call.query.shape[2], call.query.shape[3]]
+    fits = isinstance(regulariser, Tensor) and list(regulariser.shape) == shape
+    require(fits, "regulariser", f"{shape}", regulariser)
+    double = call.state_dtype == torch.float64
+    same = regulariser.is_floating_point() and (regulariser.dtype == torch.float64) == double
+    require(same, "regulariser", f"{call.state_dtype}, as the state is", regulariser)
+    # To look would wait for a GPU, and cannot be done inside of a graph or a vmap.
+    plain = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
+    if plain and regulariser.device.type == "cpu" and not bool((regulariser > 0).all()):
+        raise ValueError(f"regulariser must be > 0, got {regulariser.min().item():g}")
 
 
 def _reference(call: FastWeightCall, regulariser: Tensor, state: MesaState) -> tuple[Tensor, MesaState]:

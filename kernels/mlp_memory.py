@@ -30,7 +30,7 @@ from torch import Tensor
 
 from lifelong.kernels.mlp_chunks import Kept, LifeChunks, kept
 from lifelong.kernels.mlp_network import Network, Weights, apply, forward, orthogonalise, pair_gradients
-from lifelong.kernels.validation import require
+from lifelong.kernels.validation import require, require_shape
 
 
 class MLPMemoryState(NamedTuple):
@@ -104,7 +104,9 @@ def mlp_memory(
     Raises:
         ValueError: an argument has a wrong shape, or the implementation is unknown.
     """
-    require(chunk >= 1, "chunk", ">= 1", chunk)
+    require(type(chunk) is int and chunk >= 1, "chunk", ">= 1", chunk)
+    whole = type(newton_schulz) is int and newton_schulz >= 0
+    require(whole, "newton_schulz", "a whole number >= 0", newton_schulz)
     require(
         update_rate is None or newton_schulz > 0, "update_rate", "None unless newton_schulz > 0", "newton_schulz = 0"
     )
@@ -119,8 +121,7 @@ def mlp_memory(
         zeros = () if momentum is None and not newton_schulz else tuple(torch.zeros_like(layer) for layer in fresh)
         phase = torch.zeros(lives, dtype=torch.int64, device=query.device)
         initial_state = MLPMemoryState(fresh, fresh, zeros, phase)
-    for layer, initial in zip(initial_state.weights, initial_weights, strict=True):
-        require(layer.shape[1:] == initial.shape, "initial_state.weights", f"[B, {list(initial.shape)}] a layer", layer)
+    _check_state(initial_state, initial_weights, lives, with_momentum=momentum is not None or newton_schulz > 0)
 
     with torch.autocast(query.device.type, enabled=False):
         if implementation == "reference":
@@ -325,6 +326,21 @@ def _left(
     return tuple(weights[layer] - written(layer, last[..., planes:]) for layer in layers), running
 
 
+def _check_state(state: MLPMemoryState, initial_weights: Weights, lives: int, *, with_momentum: bool) -> None:
+    require(isinstance(state, MLPMemoryState), "initial_state", "an MLPMemoryState", state)
+    momentum = len(initial_weights) if with_momentum else 0
+    for name, layers, count in (
+        ("weights", state.weights, len(initial_weights)),
+        ("base", state.base, len(initial_weights)),
+        ("momentum", state.momentum, momentum),
+    ):
+        fits = len(layers) == count
+        require(fits, f"initial_state.{name}", f"of {count} layers, as this call needs", f"{len(layers)} layers")
+        for layer, initial in zip(layers, initial_weights, strict=False):
+            require_shape(f"initial_state.{name}", layer, (lives, *initial.shape), initial.dtype)
+    require_shape("initial_state.phase", state.phase, (lives,), torch.int64)
+
+
 def _validated(
     query: Tensor,
     key: Tensor,
@@ -337,7 +353,24 @@ def _validated(
     update_rate: Tensor | None,
 ) -> tuple[_Tokens, bool]:
     """The tokens in the dtype of the weights, and whether the network has biases."""
-    require(query.dim() == 4 and query.numel() > 0, "query", "[B, T, H, Dk]", query)
+    fits = isinstance(query, Tensor) and query.dim() == 4 and query.numel() > 0
+    require(fits, "query", "a non-empty tensor [B, T, H, Dk]", query)
+    matrices = isinstance(initial_weights, tuple) and all(
+        isinstance(layer, Tensor) and layer.dim() == 3 for layer in initial_weights
+    )
+    require(matrices, "initial_weights", "a tuple of matrices [H, out, in]", initial_weights)
+    named = {"query": query, "key": key, "value": value, "write_rate": write_rate}
+    for name, tensor in named.items():
+        require(isinstance(tensor, Tensor), name, "a tensor", tensor)
+    gates = {"log_decay": log_decay, "momentum": momentum, "update_rate": update_rate}
+    for name, tensor in (named | {name: gate for name, gate in gates.items() if gate is not None}).items():
+        require(isinstance(tensor, Tensor), name, "a tensor", tensor)
+        weights = initial_weights[0].dtype if initial_weights else tensor.dtype
+        same = tensor.is_floating_point() and (tensor.dtype == torch.float64) == (weights == torch.float64)
+        require(same, name, f"of the precision of initial_weights, {weights}", tensor)
+    axes = (key.dim(), value.dim(), write_rate.dim())
+    require(axes in ((4, 4, 3), (5, 5, 4)), "key", "[B, T, H, Dk], or [B, T, R, H, Dk] with R pairs of all three", key)
+    require(key.numel() > 0, "key", "not empty", key)
     lives, length, heads, width = query.shape
     if key.dim() == 4:
         key, value, write_rate = key[:, :, None], value[:, :, None], write_rate[:, :, None]
@@ -345,7 +378,6 @@ def _validated(
     require(key.shape == (*pairs, width), "key", f"{[lives, length, heads, width]}, or with R pairs a token", key)
     require(value.shape[:-1] == pairs, "value", f"{[*pairs, 'Dv']}", value)
     require(write_rate.shape == pairs, "write_rate", f"{[*pairs]}", write_rate)
-    gates = {"log_decay": log_decay, "momentum": momentum, "update_rate": update_rate}
     for name, gate in gates.items():
         require(gate is None or gate.shape == (lives, length, heads), name, f"{[lives, length, heads]}", gate)
 

@@ -2,7 +2,8 @@
 
 The kernels (`native.c`) are compiled on first use. They are raw `torch.library` operators under an
 `autograd.Function`, so that `torch.compile`, `torch.func.grad`, `vmap` and autocast see through them; forward-mode and
-second derivatives raise. The backward pass stores the errors, `[B, T, H, Dv]`, and no states.
+second derivatives raise. The backward pass stores the errors, `[B, T, H, Dv]`, and no
+states but, with momentum, about 2 sqrt(T).
 
 The numbers of a life do not depend, to the last bit, on the other lives of the batch, on the number of threads, or on
 where the sequence is cut: a sequence is the fold of its steps.

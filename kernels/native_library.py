@@ -35,7 +35,7 @@ NO_GRADIENTS = (0,) * (2 * 4 + 12)
 
 
 class Library:
-    """The two kernels in one precision. They take the fields of the struct; the caller keeps its tensors alive."""
+    """The three kernels in one precision. They take the fields of the struct; the caller keeps its tensors alive."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))

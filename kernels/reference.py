@@ -23,17 +23,20 @@ def attention(call: FastWeightCall) -> FastWeightOutput:
     """The sequence as a fold of single steps."""
     outputs, surprises = [], []
     state = pack_state(call.initial_weights, call.initial_momentum)
-    for token in _tokens(call.in_state_dtype()):
-        output, state, surprise = _advance(token, state)
-        outputs.append(output)
-        surprises.append(surprise)
+    # Under autocast, torch would multiply in bfloat16; the state needs float32.
+    with torch.autocast(call.query.device.type, enabled=False):
+        for token in _tokens(call.in_state_dtype()):
+            output, state, surprise = _advance(token, state)
+            outputs.append(output)
+            surprises.append(surprise)
     return FastWeightOutput(torch.stack(outputs, 1).to(call.value.dtype), state, torch.stack(surprises, 1))
 
 
 def step(call: FastWeightCall) -> FastWeightOutput:
     """One step."""
     old = pack_state(call.initial_weights, call.initial_momentum)
-    output, new, surprise = _advance(call.in_state_dtype(), old)
+    with torch.autocast(call.query.device.type, enabled=False):
+        output, new, surprise = _advance(call.in_state_dtype(), old)
     if call.in_place:
         new = _overwrite(old, new)
     return FastWeightOutput(output.to(call.value.dtype), new, surprise)

@@ -58,6 +58,10 @@ def delta_product_attention(
     _require_axes(key, "key", "[B, T, R, H, Dk]")
     _require_axes(value, "value", "[B, T, R, H, Dv]")
     lives, length, writes, heads, width = key.shape
+    require(writes >= 1, "key", "[B, T, R, H, Dk] with R >= 1", key)
+    allowed = ("erase", "reset_state", "error_function", "check_values")
+    for name in options:
+        require(name in allowed, "an option of delta_product_attention", f"one of {', '.join(allowed)}", name)
     require_shape("query", query, (lives, length, heads, width))
     require_shape("value", value, (*key.shape[:-1], value.shape[-1]))
     require_shape("write_rate", write_rate, key.shape[:-1])
@@ -108,11 +112,14 @@ def replay_window(
         reset: `[B, T]` bool.
         tail: `[B, window - 1, H, Dk + Dv + 1]`, what the last call returned; None: nothing came before.
     """
-    require(isinstance(window, int) and window >= 1, "window", ">= 1", window)
+    require(type(window) is int and window >= 1, "window", ">= 1", window)
     _require_axes(key, "key", "[B, T, H, Dk]")
     _require_axes(value, "value", "[B, T, H, Dv]")
     require_shape("value", value, (*key.shape[:-1], value.shape[-1]))
     require_shape("write_rate", write_rate, key.shape[:-1])
+    for name, tensor in (("value", value), ("write_rate", write_rate)):
+        same = tensor.is_floating_point() and (tensor.dtype == torch.float64) == (key.dtype == torch.float64)
+        require(same, name, f"of the precision of key, {key.dtype}", tensor)
     if reset is not None:
         require_shape("reset", reset, key.shape[:2], torch.bool)
     widths = [key.shape[-1], value.shape[-1], 1]
@@ -147,7 +154,7 @@ def normalised_attention(
 
     Queries and keys should be positive feature maps. The state is `[B, H, Dv + 1, Dk]`: the normaliser is its last row.
     """
-    require(epsilon > 0, "epsilon", "> 0", epsilon)
+    require(isinstance(epsilon, int | float) and epsilon > 0, "epsilon", "> 0", epsilon)
     _require_axes(value, "value", "[B, T, H, Dv]")
     result = fast_weight_attention(
         query, key, _with_one(value), write_rate, log_decay, None, False, reset, initial_state, implementation
@@ -190,8 +197,8 @@ def mlstm_attention(
         out_t = C_t q_t / max(|n_t . q_t|, 1, 1e-6 exp(m_t))
 
     with log f = log_forget <= 0 and log i = log_input of any size, `[B, T, H]`. Everything is kept divided by exp(m_t),
-    m_t = max(log f_t + m_{t-1}, log i_t), so that no exponential overflows; m does not show
-    in the output. A reset
+    m_t = max(log f_t + m_{t-1}, log i_t), so that no exponential overflows; m shows in the output through the floor of
+    1e-6 exp(m_t) alone, which is of this implementation and not of the paper. There is no surprise. A reset
     drops C, n and m; `reset_state` `[H, Dv + 1, Dk]` is what C and n become then, instead of zero. Keys are not scaled
     by 1/sqrt(Dk).
     """
@@ -271,8 +278,10 @@ def _check_mlstm(
     """What is used before `fast_weight_attention` checks the rest."""
     _require_axes(query, "query", layout)
     _require_axes(value, "value", layout)
-    require_shape("log_input", log_input, query.shape[:-1])
-    require_shape("log_forget", log_forget, query.shape[:-1])
+    for name, gate in (("log_input", log_input), ("log_forget", log_forget)):
+        require_shape(name, gate, query.shape[:-1])
+        same = gate.is_floating_point() and (gate.dtype == torch.float64) == (query.dtype == torch.float64)
+        require(same, name, f"of the precision of query, {query.dtype}", gate)
     if reset is not None:
         require_shape("reset", reset, query.shape[:-2], torch.bool)
     if state is not None:

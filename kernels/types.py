@@ -49,6 +49,10 @@ class ErrorFunction:
             raise ValueError(f'an error function must be named squared, huber or power, got "{self.name}"')
         if not isfinite(self.parameter):
             raise ValueError(f"the parameter of an error function must be finite, got {self.parameter}")
+        if self.name == "huber" and self.parameter <= 0:
+            raise ValueError(f"the parameter of huber must be > 0, got {self.parameter}")
+        if self.name == "power" and self.parameter < 1:
+            raise ValueError(f"the parameter of power must be >= 1, got {self.parameter}")
 
 
 SQUARED = ErrorFunction()
@@ -79,7 +83,7 @@ class FastWeightCall:
     write_rate: Tensor  # [B, T, H]
     initial_weights: Tensor  # [B, H, Dv, Dk]
     log_decay: Tensor | None = None  # [B, T, H] or [B, T, H, Dk], natural logarithm, <= 0
-    momentum: Tensor | None = None  # [B, T, H], in [0, 1)
+    momentum: Tensor | None = None  # [B, T, H], in [0, 1]
     initial_momentum: Tensor | None = None  # [B, H, Dv, Dk], given exactly when `momentum` is
     erase: bool | Tensor = True  # bool, or bool tensor [H]
     erase_key: Tensor | None = None  # [B, T, H, Dk]; None: the key itself

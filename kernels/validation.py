@@ -203,7 +203,9 @@ def _check_values(call: FastWeightCall) -> None:
     if call.log_decay is not None and bool((call.log_decay > 0).any()):
         raise ValueError(f"log_decay must be <= 0, got {call.log_decay.max().item():g}")
     low, high = call.write_rate.min().item(), call.write_rate.max().item()
-    if low < 0 or (high > 2 and call.erase is not False):
+    erasing = call.write_rate[..., call.erase] if isinstance(call.erase, Tensor) else call.write_rate
+    too_high = call.erase is not False and bool((erasing > 2).any())
+    if low < 0 or too_high:
         raise ValueError(f"write_rate must lie in [0, 2], got values from {low:g} to {high:g}")
     if call.momentum is not None and bool(((call.momentum < 0) | (call.momentum > 1)).any()):
         low, high = call.momentum.min().item(), call.momentum.max().item()

@@ -109,5 +109,7 @@ def test_error_functions_check_their_parameter() -> None:
         huber("long")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='must be named squared, huber or power, got "hubber"'):
         ErrorFunction("hubber", 1.0)
+    with pytest.raises(ValueError, match=r"parameter of huber must be > 0, got 0\.0"):
+        ErrorFunction("huber")
     with pytest.raises(ValueError, match="must be finite, got nan"):
         ErrorFunction("huber", float("nan"))

@@ -273,13 +273,16 @@ def test_what_does_not_fit_is_named() -> None:
     for changes, message in [
         ({"initial_weights": ()}, r"initial_weights must be one or two matrices \[H, out, in\] from 6 to 5"),
         ({"initial_weights": call["initial_weights"][::-1]}, r"initial_weights must be one or two matrices"),
-        ({"write_rate": torch.zeros(2, 3, 2)}, r"write_rate must be \[2, 21, 1, 2\]"),
+        ({"write_rate": torch.zeros(2, 3, 2, dtype=torch.float64)}, r"write_rate must be \[2, 21, 1, 2\]"),
         ({"norm": (torch.ones(2, 5),) * 2}, r"norm must be None unless Dk = Dv, which are 6 and 5"),
         ({"chunk": 0}, r"chunk must be >= 1, got 0"),
         ({"implementation": "native"}, r'implementation must be auto, reference or chunked, got "native"'),
-        ({"momentum": torch.zeros(2, 21)}, r"momentum must be \[2, 21, 2\], got \[2, 21\]"),
+        ({"momentum": torch.zeros(2, 21, dtype=torch.float64)}, r"momentum must be \[2, 21, 2\], got \[2, 21\]"),
         ({"reset": torch.zeros(2, 21)}, r"reset must be \[2, 21\] of torch.bool"),
-        ({"update_rate": torch.zeros(2, 21, 2)}, r"update_rate must be None unless newton_schulz > 0"),
+        (
+            {"update_rate": torch.zeros(2, 21, 2, dtype=torch.float64)},
+            r"update_rate must be None unless newton_schulz > 0",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             mlp_memory(**(call | changes))
