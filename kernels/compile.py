@@ -10,9 +10,11 @@ compiles and the others wait for it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -39,13 +41,17 @@ class CompileError(RuntimeError):
     """No usable library could be built; the message says why and is meant for the user."""
 
 
-def find_compiler() -> str:
-    """The path of `$CC`, or of the first of cc, gcc and clang that exists."""
+def find_compiler() -> list[str]:
+    """The path, and the options, of `$CC`, or of the first of cc, gcc and clang that exists."""
     named = os.environ.get("CC", "").strip()
-    for name in (named,) if named else ("cc", "gcc", "clang"):
+    try:
+        words = shlex.split(named)
+    except ValueError as error:
+        raise CompileError(f"the environment variable CC, {named!r}, cannot be read: {error}") from error
+    for name, *options in (words,) if words else (["cc"], ["gcc"], ["clang"]):
         path = shutil.which(name)
         if path is not None:
-            return path
+            return [path, *options]
     if named:
         raise CompileError(f"the C compiler named by the environment variable CC, {named!r}, was not found")
     raise CompileError("no C compiler was found: none of cc, gcc and clang is on the PATH")
@@ -75,39 +81,52 @@ def compile_library(source: Path, headers: tuple[Path, ...] = (), defines: tuple
     Raises `CompileError`.
     """
     compiler = find_compiler()
-    version = _run([compiler, "--version"])
+    version = _run([*compiler, "--version"])
     if version.returncode != 0:
-        raise CompileError(f"the C compiler {compiler} does not run: {_last_line(version.stderr)}")
+        raise CompileError(f"the C compiler {shlex.join(compiler)} does not run: {_last_line(version.stderr)}")
     flags = (*FLAGS, *(f"-D{define}" for define in defines))
     digest = hashlib.sha256()
-    for part in (*flags, *map(str, PROCESSOR_FLAGS), compiler, version.stdout, _processor()):
+    for part in (*flags, *map(str, PROCESSOR_FLAGS), shlex.join(compiler), version.stdout, _processor()):
         digest.update(part.encode() + b"\0")
     for path in (source, *headers):
         digest.update(path.read_bytes())
     directory = cache_directory()
     library = directory / f"{source.stem}-{digest.hexdigest()[:20]}.so"
-    if library.exists():
+    if _whole(library):
         return library
     with _one_at_a_time(library.with_suffix(".lock")):
-        if not library.exists():
+        if not _whole(library):
             _compile(compiler, source, flags, library)
     return library
 
 
-def _compile(compiler: str, source: Path, flags: tuple[str, ...], library: Path) -> None:
+def _compile(compiler: list[str], source: Path, flags: tuple[str, ...], library: Path) -> None:
     handle, name = tempfile.mkstemp(prefix=library.stem, suffix=".tmp", dir=library.parent)
     os.close(handle)
     try:
         for processor_flags in PROCESSOR_FLAGS:
-            made = _run([compiler, *flags, *processor_flags, str(source), "-o", name, "-lm"])
+            made = _run([*compiler, *flags, *processor_flags, str(source), "-o", name, "-lm"])
             if made.returncode == 0:
                 os.chmod(name, 0o700)
                 os.replace(name, library)
                 return
-        raise CompileError(f"the C compiler {compiler} could not compile {source.name}: {_last_line(made.stderr)}")
+        raise CompileError(
+            f"the C compiler {shlex.join(compiler)} could not compile {source.name}: {_last_line(made.stderr)}"
+        )
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def _whole(library: Path) -> bool:
+    """Whether the file is there and loads: a full disk or a crash may have left a part of it."""
+    if not library.exists():
+        return False
+    try:
+        ctypes.CDLL(str(library))
+    except OSError:
+        return False
+    return True
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

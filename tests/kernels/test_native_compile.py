@@ -123,6 +123,22 @@ def test_many_processes_at_once_get_one_library(cache: Path, source: Path) -> No
     assert sorted(path.suffix for path in cache.iterdir()) == [".lock", ".so"]
 
 
+@needs_compiler
+@pytest.mark.parametrize("left", [b"", b"\x7fELF half a file"])
+def test_a_library_that_does_not_load_is_compiled_again(cache: Path, source: Path, left: bytes) -> None:
+    cache.mkdir(parents=True)
+    library = build(source)
+    library.write_bytes(left)
+    assert answer(build(source)) == 42
+
+
+@needs_compiler
+def test_cc_may_hold_options(cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", f"{compiling.find_compiler()[0]} -pthread")
+    assert answer(build(source)) == 42
+    assert compiling.find_compiler()[1:] == ["-pthread"]
+
+
 def test_a_compiler_named_by_cc_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(compiling.CompileError, match="CC, 'no-such-compiler', was not found"):
