@@ -144,7 +144,7 @@ class RecallStream(TimeIndexedEnv[RecallStreamWorld]):
                 "last_transition": "closed form: actions hand on one key's value, of the smallest group, 1 / (G k_g)",
                 "window": (
                     "a memory of the last W steps scores about (1/G) sum_g min(1, W / (T_g - 1)), an approximation "
-                    "for large bases (for base 4, up to 0.1 off): see window_score"
+                    "for large bases (up to 0.06 off for base 4): see window_score"
                 ),
             },
         )
@@ -152,7 +152,8 @@ class RecallStream(TimeIndexedEnv[RecallStreamWorld]):
     def window_score(self, window: int) -> float:
         """Normalised score of a perfect memory of the last ``window`` steps, (1/G) sum_g min(1, W / (T_g - 1)).
 
-        The age of what is asked for is taken as uniform over 1..T_g - 1, as if the other writes were spread evenly.
+        The age of what is asked for is taken as uniform over 1..T_g - 1, as if the other writes were spread evenly:
+        an approximation, up to 0.06 off for base 4 and within 0.003 for the default options.
         """
         return sum(min(1.0, window / (period - 1)) for period in self.periods) / len(self.periods)
 

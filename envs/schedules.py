@@ -285,7 +285,7 @@ class ReflectedWalk(Schedule):
         return state[:, 0]
 
 
-class Composite(Schedule):
+class Combined(Schedule):
     """The sum or the product of other schedules, each with random numbers of its own."""
 
     name = "composite"
@@ -321,7 +321,7 @@ _SCHEDULES: dict[str, type[Schedule]] = {
     kind.name: kind
     for kind in (
         *(Constant, Square, Sine, PiecewiseLinear),
-        *(Hazard, Markov, OrnsteinUhlenbeck, ReflectedWalk, Composite),
+        *(Hazard, Markov, OrnsteinUhlenbeck, ReflectedWalk, Combined),
     )
 }
 
@@ -334,7 +334,7 @@ def make_schedule(config: Mapping[str, Any]) -> Schedule:
         hint = did_you_mean(name, _SCHEDULES)
         raise ValueError(f"unknown schedule {name!r}; known: {', '.join(_SCHEDULES)}{hint}")
     kind = _SCHEDULES[name]
-    allowed = ["parts", "combine"] if kind is Composite else [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    allowed = ["parts", "combine"] if kind is Combined else [f.name for f in fields(kind)]  # type: ignore[arg-type]
     for option in options:
         if option not in allowed:
             hint = did_you_mean(option, allowed)

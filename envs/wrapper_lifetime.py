@@ -16,6 +16,8 @@ class Lifetime(LifeWrapper):
     The ends before are soft resets. As wherever a life is cut from outside, the observation of the last step is the
     first of the episode that would have followed, for its value is what the life went on to.
 
+    Privileged: ``episode_in_life``, the episodes of this life that have ended: ``episodes`` at its last step.
+
     Args:
         env: any environment.
         episodes: episodes per life.

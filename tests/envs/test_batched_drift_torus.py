@@ -187,7 +187,7 @@ def test_the_signal_tells_of_the_wirings(signal: str) -> None:
         ("size", 2, "drift_torus: size=2 is not allowed; allowed: an integer from 3"),
         ("gears", 0, "drift_torus: gears=0 is not allowed; allowed: an integer of at least 1"),
         ("hazard", -0.5, "drift_torus: hazard=-0.5 is no probability; allowed: 0 to 1"),
-        ("wind", 2.0, "drift_torus: wind=2.0 is no probability; allowed: 0 to 1"),
+        ("wind", 2.0, "drift_torus: wind=2.0 is not allowed; allowed: 0 to 0.5"),
     ],
 )
 def test_options_out_of_range_are_named(option: str, value: object, message: str) -> None:

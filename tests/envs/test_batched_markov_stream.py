@@ -145,7 +145,7 @@ def test_the_signal_tells_of_the_regime(signal: str) -> None:
         ("symbols", 2, "markov_stream: symbols=2 is not allowed; allowed: an integer of at least 3"),
         ("regimes", 1, "markov_stream: regimes=1 is not allowed; allowed: an integer of at least 2"),
         ("hazard", 1.5, "markov_stream: hazard=1.5 is no probability; allowed: 0 to 1"),
-        ("noise", -0.1, "markov_stream: noise=-0.1 is no probability; allowed: 0 to 1"),
+        ("noise", -0.1, "markov_stream: noise=-0.1 is not allowed; allowed: a finite number of at least 0 and below 1"),
         ("unpaid_steps", -1, "markov_stream: unpaid_steps=-1 is not allowed; allowed: an integer from 0"),
         ("paid_steps", 0, "markov_stream: paid_steps=0 is not allowed; allowed: an integer from 1"),
         ("signal", "loud", "markov_stream: signal='loud' is unknown; allowed: hidden, flag, cue, always"),

@@ -135,7 +135,7 @@ def test_the_published_windows_are_reproduced() -> None:
             r"keys_per_group \(group 2\)=11 is not allowed; allowed: an integer from 1 to 10",
         ),
         ({"keys_per_group": [1] * 5, "base": 100_000}, "the period 100000.5 is too long"),
-        ({"filler": -0.1}, "filler=-0.1 is no probability"),
+        ({"filler": -0.1}, "filler=-0.1 is not allowed"),
         ({"values": 1}, "values=1 is not allowed"),
         ({"base": 1}, "base=1 is not allowed"),
     ],

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lifelong.envs.schedules import (
-    Composite,
+    Combined,
     Constant,
     Hazard,
     Markov,
@@ -31,7 +31,7 @@ ALL: list[Schedule] = [
     Markov(5, hazard=0.2),
     OrnsteinUhlenbeck(1.0, theta=0.05, sigma=0.3),
     ReflectedWalk(-1.0, 2.0, deviation=0.2),
-    Composite([Sine(0.0, 1.0, period=50), OrnsteinUhlenbeck(0.0, theta=0.1, sigma=0.1)]),
+    Combined([Sine(0.0, 1.0, period=50), OrnsteinUhlenbeck(0.0, theta=0.1, sigma=0.1)]),
 ]
 every_schedule = pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.name)
 
@@ -159,7 +159,7 @@ def test_a_reflected_walk_stays_uniform_between_its_ends() -> None:
 def test_a_composite_is_the_sum_or_the_product_of_its_parts_with_numbers_of_their_own() -> None:
     parts = [Hazard(0.0, 1.0, hazard=0.5), Constant(2.0), Hazard(0.0, 1.0, hazard=0.5)]
     uniform = torch.rand(5, 2, dtype=torch.float64)
-    total, product = Composite(parts), Composite(parts, combine="product")
+    total, product = Combined(parts), Combined(parts, combine="product")
     assert torch.equal(total.value(total.begin(uniform)), uniform[:, 0] + 2.0 + uniform[:, 1])
     assert torch.equal(product.value(product.begin(uniform)), uniform[:, 0] * 2.0 * uniform[:, 1])
     values = unroll(total, 2000, 2)
@@ -179,7 +179,7 @@ def test_normal_numbers_are_standard_normal() -> None:
 def test_schedules_are_made_by_name() -> None:
     assert make_schedule({"name": "square", "low": 0.0, "high": 1.0, "period": 10}) == Square(0.0, 1.0, 10)
     made = make_schedule({"name": "composite", "parts": [{"name": "constant", "level": 1.0}], "combine": "product"})
-    assert isinstance(made, Composite)
+    assert isinstance(made, Combined)
     assert made.parts == [Constant(1.0)]
 
 
