@@ -146,7 +146,7 @@ def test_discrete_actions_start_where_the_space_starts() -> None:
     layout = action_layout(spaces.Discrete(3, start=5), "Thing-v0")
     assert layout.spec.n == 3
     assert list(layout.decode(torch.tensor([0, 2, 1]))) == [5, 7, 6]
-    with pytest.raises(ValueError, match="action 3 is out of range; allowed: 0 to 2"):
+    with pytest.raises(ValueError, match=r"action 3 of life \d is out of range; allowed: 0 to 2"):
         layout.decode(torch.tensor([0, 3]))
     with pytest.raises(ValueError, match="out of range"):
         layout.decode(torch.tensor([-1, 0]))
