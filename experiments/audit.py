@@ -3,7 +3,8 @@
 Many tasks that are called memory tasks do not. Three things are looked at: what random actions get; what an agent
 without memory learns to get in a fixed budget; and, for MiniGrid's memory tasks, whether a pose that the agent can take
 shows cue and goal together. The agent is that of every experiment, with ``memory=none``: it sees the last transition
-(observation, action and reward of the step before) beside the present observation, as all agents here do.
+(observation, action and reward of the step before) beside the present observation, as all agents here do. What is known
+to be earned without memory, with the last transition and without, is judged too.
 """
 
 from __future__ import annotations
