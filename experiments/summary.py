@@ -42,8 +42,8 @@ class Summary:
             ("best", self.best, self.best_score),
         ):
             if value is not None:
-                lines.append(f"  {name:<14} {value:8.3f}" + ("" if score is None else f"   score {score:6.3f}"))
-        lines += [f"  {name.replace('_', ' '):<14} {value:8.3f}" for name, value in self.references.items()]
+                lines.append(f"  {name:<16} {value:8.3f}" + ("" if score is None else f"   score {score:6.3f}"))
+        lines += [f"  {name.replace('_', ' '):<16} {value:8.3f}" for name, value in self.references.items()]
         if self.references:
             lines.append("  (score: 0 is the random policy, 1 the oracle)")
         return "\n".join(lines)
