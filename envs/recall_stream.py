@@ -71,7 +71,7 @@ class RecallStream(TimeIndexedEnv[RecallStreamWorld]):
         num_lives: int,
         seed: int,
         *,
-        keys_per_group: Sequence[int] = (1, 4, 4),
+        keys_per_group: Sequence[int] = (2, 4, 4),
         base: int = 10,
         values: int = 4,
         filler: float = 0.0,

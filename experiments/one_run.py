@@ -1,12 +1,11 @@
 """One run of a comparison, from wherever it is to its end.
 
-    python -m lifelong.experiments.one_run RUN [key=value ...]
-
 The folder decides what is done, so the same call may be made again after any kill, on any machine that sees it.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -32,7 +31,9 @@ def run_to_end(folder: Path, words: list[str]) -> int:
         return main(["resume", str(folder)])
     if folder.exists():  # killed before its first checkpoint: nothing in it can be gone on with
         shutil.rmtree(folder)
-    return main(["train", *words, f"out={folder}"])
+    words = ["train", *words, f"out={folder}"]
+    sys.argv = ["lifelong", *words]  # what the folder will say it was made by
+    return main(words)
 
 
 def _wait_until_free(folder: Path) -> None:
@@ -49,20 +50,22 @@ def _wait_until_free(folder: Path) -> None:
 
 def _leave_with_parent() -> None:
     """Stop well when the comparison that began this run is gone: it will be begun again with the comparison."""
-    parent = os.getppid()
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
+        parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-if __name__ == "__main__":
+def run(folder: Path, words: list[str]) -> int:
+    """``run_to_end`` for as long as the process lives that asked for it. Returns the exit code."""
     _leave_with_parent()
     try:
-        sys.exit(run_to_end(Path(sys.argv[1]), sys.argv[2:]))
+        return run_to_end(folder, words)
     except RunBusy as error:
         print(f"lifelong: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
