@@ -3,6 +3,7 @@
     report.md  report.html  report.json  report.csv  figures/*.png
 
 The HTML is one file that opens from the disk without a network. The same runs give the same bytes.
+``archive=FOLDER`` keeps there what the report was made of, without checkpoints.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lifelong.experiments.errors import UserError, did_you_mean
+from lifelong.experiments.report_archive import archive_runs
 from lifelong.experiments.report_contents import Section, make_sections
 from lifelong.experiments.report_data import as_csv, as_json
 from lifelong.experiments.report_figures import make_looks, section_pictures
@@ -25,12 +27,12 @@ from lifelong.experiments.run_folder import write_atomically, write_json
 
 
 def report(arguments: list[str]) -> int:
-    """``lifelong report FOLDER [out=FOLDER/report]``.
+    """``lifelong report FOLDER [out=FOLDER/report] [archive=FOLDER]``.
 
     Raises:
         UserError: no such folder, no finished run in it, or the report cannot be written.
     """
-    folder, out = _parse(arguments)
+    folder, out, archive = _parse(arguments)
     runs, left_out = read_runs(folder)
     plan = _read_plan(folder)
     left_out += plan.missing
@@ -50,8 +52,10 @@ def report(arguments: list[str]) -> int:
         write_atomically(out / "report.csv", as_csv(data))
         write_atomically(out / "report.md", page.markdown())
         write_atomically(out / "report.html", page.html())
+        if archive is not None:
+            archive_runs(folder, runs, archive)
     except OSError as error:
-        raise UserError(f"out={out}: cannot write there: {error.strerror}") from error
+        raise UserError(f"{error.filename or out}: cannot write there: {error.strerror}") from error
     for block in page.blocks:
         if block.results is not None:
             print(f"\n{block.title}: {block.results.title}")
@@ -83,20 +87,24 @@ def _compose(name: str, plan: _Plan, sections: list[Section], left_out: list[Lef
     return Page(f"Memory cores compared: {name}", blocks), data
 
 
-def _parse(arguments: list[str]) -> tuple[Path, Path]:
+def _parse(arguments: list[str]) -> tuple[Path, Path, Path | None]:
     if not arguments or "=" in arguments[0]:
         raise UserError("report needs a folder with runs in it: lifelong report FOLDER [out=FOLDER/report]")
     folder = Path(arguments[0])
     if not folder.is_dir():
         near = did_you_mean(folder.name, [path.name for path in folder.parent.glob("*") if path.is_dir()])
         raise UserError(f"{folder}: no such folder{near}")
-    out = folder / "report"
+    places: dict[str, Path | None] = {"out": folder / "report", "archive": None}
     for word in arguments[1:]:
         key, _, value = word.partition("=")
-        if key != "out" or not value:
-            raise UserError(f"{word}: unknown; allowed: out=FOLDER{did_you_mean(key, ['out'])}")
-        out = Path(value)
-    return folder, out
+        if key not in places or not value:
+            raise UserError(f"{word}: unknown; allowed: out=FOLDER, archive=FOLDER{did_you_mean(key, [*places])}")
+        places[key] = Path(value)
+    out, archive = places["out"], places["archive"]
+    assert out is not None
+    if archive is not None and archive.resolve() == folder.resolve():
+        raise UserError(f"archive={archive}: is the folder that is reported on; allowed: another")
+    return folder, out, archive
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,10 @@ from lifelong.experiments.metrics.aggregate import Array
 from lifelong.experiments.run_log import read_rows
 
 _METRICS = {"step": "rollout/reward_rate", "episode": "rollout/ep_rew_mean"}
+_AFTER_CHANGE = "life/reward_after_change_"
+_STATE_BYTES = "memory/state_bytes"
+#: how the columns of progress.csv begin that are read here, but for "frames"
+CURVES = (*_METRICS.values(), _AFTER_CHANGE, _STATE_BYTES)
 # How a run's folder is known, even where its config is gone.
 _MARKS = ("config.yaml", "progress.csv", "summary.json")
 # What the records of an evaluation must hold for a figure to be made of them.
@@ -113,8 +117,8 @@ def _read_run(path: Path, name: str) -> Run:
         rows = read_rows(path / "progress.csv")
         series = np.array([(int(row["frames"]), _number(row.get(_METRICS[per], ""))) for row in rows], np.float64)
         tail = [row for row in rows if int(row["frames"]) > 0.75 * frames]
-        after_change = _means(tail, "life/reward_after_change_")
-        state_bytes = _means(tail, "memory/state_bytes").get("")
+        after_change = _means(tail, _AFTER_CHANGE)
+        state_bytes = _means(tail, _STATE_BYTES).get("")
         seconds = _seconds(read_rows(path / "timing.csv"))
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise Unusable(f"corrupt: {type(error).__name__}: {' '.join(str(error).split())}") from error

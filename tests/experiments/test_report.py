@@ -432,6 +432,16 @@ def test_the_same_runs_give_the_same_bytes(lifelong, tmp_path):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 
 
+def test_an_archive_gives_the_same_report(lifelong, tmp_path, folder):
+    archive = tmp_path / "kept" / "runs"
+    assert lifelong("report", str(folder), f"out={tmp_path / 'first'}", f"archive={archive}").returncode == 0
+    assert lifelong("report", str(archive), f"out={tmp_path / 'second'}").returncode == 0
+    assert (tmp_path / "first" / "report.csv").read_bytes() == (tmp_path / "second" / "report.csv").read_bytes()
+    kept = {path.name for path in archive.rglob("*") if path.is_file()}
+    allowed = {"config.yaml", "versions.txt", "command.txt", "timing.csv", "progress.csv", "summary.json", "compare.json"}
+    assert {name for name in kept if not name.startswith("evaluation_")} <= allowed
+
+
 def test_runs_of_the_command_line_are_reported(lifelong, tmp_path, tiny):
     for seed in (0, 1):
         assert lifelong("train", *tiny, f"seed={seed}", "frames=1024", f"out=runs/{seed}").returncode == 0
@@ -458,6 +468,7 @@ def test_runs_of_the_command_line_are_reported(lifelong, tmp_path, tiny):
         (["rums"], "did you mean 'runs'?"),
         (["runs"], "no finished run below it (1 left out)"),
         (["runs", "outt=x"], "did you mean 'out'?"),
+        (["runs", "archive=runs"], "archive=runs: is the folder that is reported on"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(lifelong, tmp_path, words, answer):
