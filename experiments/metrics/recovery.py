@@ -15,6 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from lifelong.experiments.metrics.aggregate import Array
 
+# How far the level before a change must be above the random policy's for the change to be judged.
+FLOOR = 0.25  # of the way from random to oracle
+ERRORS = 3.0  # standard errors of the window's mean
+
 
 class Recovery(NamedTuple):
     """Of the changes that can be judged, [C]."""
@@ -41,24 +45,39 @@ class Drop(NamedTuple):
     regret: Array  # what was lost against the score before, summed over the steps after the change
 
 
-def recovery_times(score: ArrayLike, changes: Sequence[int], window: int, share: float = 0.9) -> Recovery:
+def recovery_times(
+    score: ArrayLike,
+    changes: Sequence[int],
+    window: int,
+    share: float = 0.9,
+    floor: float = FLOOR,
+    errors: float = ERRORS,
+) -> Recovery:
     """tau = min {tau >= 0 : mean s over [t_c + tau, t_c + tau + w) >= share * s_ref}, s_ref the mean of the last w
     steps before the change.
 
     Right-censored where the segment ends first, so that means of ``steps`` say nothing: take ``kaplan_meier``. A
     change is left away where it cannot be judged: fewer than w steps before it since the last change, or after it
-    in its segment; or nothing had been learned that could be lost (s_ref <= 0).
+    in its segment; or nothing had clearly been learned that could be lost. What is left is ``len(steps)`` of
+    ``len(changes)``; say so beside the curve.
+
+    Learned is what is clearly above the random policy's level, 0, in the last w steps: s_ref >= ``floor``, and
+    s_ref >= ``errors`` of its own standard errors, std(s) / sqrt(w). A random policy is above 0 in half of all windows,
+    and is soon back at a level that was chance: without this it recovers faster than a learner. The standard error
+    refuses chance where rewards are noisy or rare; the floor refuses it where they are smooth, so that a window's steps
+    tell little about how far its mean moves.
 
     Args:
         score: [T].
         changes: ascending steps.
-        window: w, in steps.
+        window: w, in steps, 2 or more.
         share: how much of the former level counts as recovered.
+        floor, errors: what counts as learned.
     """
     series = np.asarray(score, np.float64)
     sums = np.concatenate([[0.0], series.cumsum()])
     judged = []
-    for start, stop, reference in _judged(series, changes, window):
+    for start, stop, reference in _judged(series, changes, window, floor, errors):
         means = (sums[start + window : stop + 1] - sums[start : stop + 1 - window]) / window
         recovered = means >= share * reference
         censored = not recovered.any()
@@ -111,13 +130,17 @@ def kaplan_meier(steps: ArrayLike, censored: ArrayLike, weights: ArrayLike | Non
     return SurvivalCurve(grid[kept], survival, float(median), float((weight * left).sum() / total) if total else 0.0)
 
 
-def _judged(score: Array, changes: Sequence[int], window: int) -> list[tuple[int, int, float]]:
+def _judged(
+    score: Array, changes: Sequence[int], window: int, floor: float = FLOOR, errors: float = ERRORS
+) -> list[tuple[int, int, float]]:
     """Segment and former level of the changes that can be judged: (start, stop, s_ref)."""
     found = []
     edges = [0, *changes, len(score)]
     for (before, start), stop in zip(pairwise(edges), edges[2:], strict=False):
         if start - before >= window and stop - start >= window:
-            reference = float(score[start - window : start].mean())
-            if reference > 0.0:
+            last = score[start - window : start]
+            reference = float(last.mean())
+            error = float(last.std(ddof=1)) / window**0.5
+            if reference >= floor and reference >= errors * error:
                 found.append((start, stop, reference))
     return found
