@@ -5,7 +5,6 @@ They meet environments through specs and never import them.
 
 from lifelong.agents.actor_critic import ActorCritic
 from lifelong.agents.algorithm import Algorithm, AlgorithmConfig
-from lifelong.agents.evaluation import evaluate_lives
 from lifelong.agents.faults import NonFinite
 from lifelong.agents.rollout import Lives, collect_segment
 from lifelong.agents.trainer import Trainer
@@ -18,5 +17,4 @@ __all__ = [
     "NonFinite",
     "Trainer",
     "collect_segment",
-    "evaluate_lives",
 ]

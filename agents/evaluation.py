@@ -4,7 +4,7 @@ or the other learner is held still.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,7 @@ from lifelong.agents.life_curves import LifeCurves
 from lifelong.agents.rollout import Environment, Lives
 from lifelong.agents.trainer import Trainer
 
-STATE_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+_ROUNDED_TO = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,8 @@ class Span:
 class Ablation:
     """What is done to the lives besides living them.
 
-    freeze_memory_at: life step from which on the memory is read but not written; None: never.
+    freeze_memory_at: step of the evaluation, the same for all lives, from which on the memory is read but not written;
+        None: never. A reset drops a frozen memory too: the life that begins then reads the reset state to its end.
     reset_memory_every: the memory is dropped every so many steps, the world goes on; None: never.
     state_dtype: what the state is rounded to between steps; ``"float64"``: everything is computed in it.
     """
@@ -76,7 +72,7 @@ class Evaluation:
         agent: ActorCritic,
         seed: int = 0,
         greedy: bool = False,
-        level: tuple[float, float] = (0.0, 1.0),
+        level: tuple[float, float] | None = (0.0, 1.0),
         ablation: Ablation = Ablation(),
     ) -> None:
         device = agent.token.weight.device
@@ -100,10 +96,12 @@ class Evaluation:
         with torch.no_grad():
             previous = self.agent.embed_previous(lives.last)
         while self.step < stop:
-            self._before_step()
-            kept = lives.state
+            self._reset_memory()
+            frozen = self._frozen_memory()
             _, _, previous = lives.act(previous, self.greedy)
-            self._after_step(kept)
+            if frozen is not None:
+                lives.state = frozen
+            self._round_memory()
             self.step += 1
         refuse_broken_memory(self.agent.core, lives.state, statistics.life_step)
         lives.remember(previous)
@@ -111,17 +109,24 @@ class Evaluation:
         mean_return = statistics.span_return_sum / episodes if episodes else None
         return Span(start, stop, statistics.span_reward_rate(), episodes, mean_return, memory_health(lives))
 
-    def _before_step(self) -> None:
+    def _reset_memory(self) -> None:
         every = self.ablation.reset_memory_every
         if every is not None and self.step and self.step % every == 0:
             self.lives.reset = torch.ones_like(self.lives.reset)
 
-    def _after_step(self, kept: TensorDict) -> None:
-        freeze = self.ablation.freeze_memory_at
-        if freeze is not None and self.step >= freeze:
-            self.lives.state = kept
-        dtype = STATE_DTYPES[self.ablation.state_dtype]
-        if dtype in (torch.float16, torch.bfloat16):
+    def _frozen_memory(self) -> TensorDict | None:
+        """What the memory is before the next step and stays after it, None while it is written."""
+        freeze, state, reset = self.ablation.freeze_memory_at, self.lives.state, self.lives.reset
+        if freeze is None or self.step < freeze:
+            return None
+        if not bool(reset.any()):
+            return state
+        fresh = self.agent.core.initial_state(len(state), device=state.device).detach()
+        return state.apply(lambda old, new: torch.where(reset.view(-1, *[1] * (old.dim() - 1)), new, old), fresh)
+
+    def _round_memory(self) -> None:
+        dtype = _ROUNDED_TO.get(self.ablation.state_dtype)
+        if dtype is not None:
             self.lives.state = self.lives.state.apply(
                 lambda leaf: leaf.to(dtype).to(leaf.dtype) if leaf.is_floating_point() else leaf
             )
@@ -148,7 +153,7 @@ class LearningLife:
         level: see ``LifeCurves``.
     """
 
-    def __init__(self, trainer: Trainer, level: tuple[float, float] = (0.0, 1.0)) -> None:
+    def __init__(self, trainer: Trainer, level: tuple[float, float] | None = (0.0, 1.0)) -> None:
         self.trainer = trainer
         trainer.lives.curves = self.curves = LifeCurves(trainer.lives.env.num_lives, level)
         self.step = 0
@@ -186,12 +191,3 @@ class LearningLife:
         self.trainer.load_state_dict(state["trainer"])
         self.curves.load_state_dict(state["curves"])
         self.step = state["step"]
-
-
-def evaluate_lives(
-    env: Environment, agent: ActorCritic, steps: int, spans: int = 10, seed: int = 0, greedy: bool = False
-) -> Iterator[Span]:
-    """Run every life of ``env`` for ``steps`` steps and yield ``spans`` equal parts as they end."""
-    evaluation = Evaluation(env, agent, seed, greedy)
-    for index in range(1, spans + 1):
-        yield evaluation.run_to(steps * index // spans)

@@ -63,7 +63,7 @@ class Trainer:
         return self.frames >= self.total_frames
 
     def update(self) -> dict[str, float]:
-        """One segment and the improvement on it; returns the metrics by name. See docs of the tags in the README.
+        """One segment and the improvement on it; returns the metrics by name. They are explained in docs/metrics.md.
 
         Raises:
             NonFinite: a memory, a reward, a loss or a weight is not finite; it says which, and where.

@@ -16,52 +16,35 @@ from typing import Any, Protocol
 from torch.utils.tensorboard import SummaryWriter
 
 from lifelong.agents import NonFinite
-from lifelong.agents.evaluation import STATE_DTYPES, Ablation, Evaluation, LearningLife, Span
+from lifelong.agents.evaluation import Ablation, Evaluation, LearningLife, Span
 from lifelong.envs import BatchedEnv, EnvironmentFault, References
 from lifelong.experiments.build import build_agent, build_env, build_trainer, set_up_process
-from lifelong.experiments.checkpoint import latest_checkpoint, list_checkpoints, load_checkpoint, save_checkpoint
-from lifelong.experiments.config import RunConfig, import_plugin, plugin_names
-from lifelong.experiments.errors import RunFailed, UserError, did_you_mean, whole_number
+from lifelong.experiments.checkpoint import (
+    CheckpointRefused,
+    fingerprint,
+    latest_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    verify_checkpoint,
+)
+from lifelong.experiments.config import RunConfig, plugin_names
+from lifelong.experiments.errors import RunFailed, UserError
+from lifelong.experiments.evaluate_options import (
+    HELD_OUT,
+    EvaluateOptions,
+    folder_beside,
+    import_what_is_allowed,
+    parse_options,
+)
+from lifelong.experiments.metrics.lifetime import lifetime_score
 from lifelong.experiments.process_memory import resident_bytes
 from lifelong.experiments.run_folder import find_checkpoint, locked, write_json
 from lifelong.experiments.summary import metric_name, reference_levels
 from lifelong.memory import LifeTooLong
 
-# Held-out lives: seeds that no training run of up to this many seeds draws.
-HELD_OUT = 1_000_003
 _TABLE = "{:>23} {:>9} {:>7} {:>8} {:>10} {:>11}"
-_LONGEST_STRETCH = 100_000  # steps between two looks at the life
 _SAVE_SECONDS = 60.0  # between two states kept on disk
-
-
-@dataclasses.dataclass
-class EvaluateOptions:
-    """What may follow RUN."""
-
-    life_steps: int = 10_000  # steps of each life
-    lives: int = 64  # in one batch
-    spans: int = 10  # parts of the life that are reported, besides its powers of ten
-    seed: int = 0  # of the held-out lives and the actions
-    greedy: bool = False  # the most likely action in place of a drawn one
-    fast_weights: str = "live"  # frozen: from life step freeze_at on, the memory is read but not written
-    freeze_at: int = 1_000
-    slow_weights: str = "frozen"  # learning: training goes on along the life
-    reset_memory_every: int | None = None  # drop the memory every so many steps; the world goes on
-    dtype: str = "float32"  # of the memory between steps; float64: of everything
-
-    def words(self) -> list[str]:
-        """Those that differ from the defaults, seed and length apart: what the file is named by."""
-        plain = EvaluateOptions()
-        names = [field.name for field in dataclasses.fields(self) if field.name not in ("life_steps", "seed")]
-        changed = [name for name in names if getattr(self, name) != getattr(plain, name)]
-        return [f"{name}={getattr(self, name)}" for name in changed]
-
-    def stops(self) -> list[int]:
-        """Life steps at which the life is looked at: equal parts, powers of ten from 1,000 on, none too far apart."""
-        last = self.life_steps
-        equal = {last * index // self.spans for index in range(1, self.spans + 1)}
-        powers = {10**power for power in range(3, 19) if 10**power < last}
-        return sorted(equal | powers | set(range(_LONGEST_STRETCH, last, _LONGEST_STRETCH)))
 
 
 class _Life(Protocol):
@@ -102,8 +85,8 @@ def evaluate(arguments: list[str]) -> int:
     env, life = _build(path, config, options)
     try:
         _Record(path, options, env, life).go()
-    except EnvironmentFault as error:
-        raise UserError(str(error)) from error
+    except OSError as error:
+        raise RunFailed(f"the evaluation was not written: {error}") from error
     finally:
         env.close()
     return 0
@@ -113,11 +96,12 @@ def _build(path: Path, config: RunConfig, options: EvaluateOptions) -> tuple[Bat
     """The held-out lives, with the weights of the checkpoint."""
     device = set_up_process(config)
     env = build_env(config, HELD_OUT + options.seed, options.lives)
-    level = _level(env.references, env.lifelong)
+    level = _level(env.references)
     if options.slow_weights == "learning":
         trainer = build_trainer(dataclasses.replace(config, seed=HELD_OUT + options.seed), env, device)
         frames = load_checkpoint(path, Weights(agent=trainer.agent, algorithm=trainer.algorithm), None)
         trainer.frames = frames
+        trainer.algorithm.history.load_state_dict({"segments": []})  # what is kept there are other lives' pasts
         print(f"{path.name}, trained for {frames:,} frames; slow weights go on learning")
         return env, LearningLife(trainer, level)
     agent = build_agent(config, env, device)
@@ -136,9 +120,9 @@ class _Record:
 
     def __init__(self, checkpoint: Path, options: EvaluateOptions, env: BatchedEnv, life: _Life) -> None:
         self.checkpoint, self.options, self.env, self.life = checkpoint, options, env, life
-        # Beside the checkpoints; in the checkpoint's own parent when it stands alone.
-        home = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent
+        self.weights = fingerprint(checkpoint)
         stem = "_".join([f"evaluation_{options.life_steps}_steps_seed{options.seed}", *options.words()])
+        home = folder_beside(checkpoint)
         self.target, self.kept = home / f"{stem}.json", home / f".{stem}"
         self.spans: list[dict[str, Any]] = []
         self.saved = time.monotonic()
@@ -146,7 +130,10 @@ class _Record:
 
     def go(self) -> None:
         options = self.options
-        self.kept.mkdir(exist_ok=True)
+        try:
+            self.kept.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.kept.parent}: cannot write there: {error.strerror}") from error
         with locked(self.kept):
             self._resume()
             print(
@@ -154,25 +141,31 @@ class _Record:
             )
             unit = "return" if self.per_episode else "reward"
             print(_TABLE.format("life steps", unit, "score", "us/step", "state max", "process MB"))
-            for row in self.spans:
-                print(self._line(row), flush=True)
-            for stop in options.stops():
-                if stop > self.life.step:
-                    self._stretch(stop)
-            self._write(finished=True)
+            with self._curves() as curves:
+                for row in self.spans:
+                    print(self._line(row), flush=True)
+                    _draw(curves, row)
+                for stop in options.stops():
+                    if stop > self.life.step:
+                        self._stretch(stop)
+                        _draw(curves, self.spans[-1])
+            lifetime = self._lifetime()
+            self._write(finished=True, lifetime=lifetime)
         shutil.rmtree(self.kept)
-        self._curves_by_life_step()
         for name, level in reference_levels(self.env.references).items():
             print(f"{name.replace('_', ' '):>23} {level:>9.3f}")
+        if lifetime is not None:
+            print(f"{'lifetime score':>23} {lifetime['whole']:>9.3f}, its second half {lifetime['second_half']:.3f}")
         print(f"written: {self.target}")
 
     def _stretch(self, stop: int) -> None:
-        started = time.monotonic()
+        started, busy = time.monotonic(), time.process_time()
         try:
             span = self.life.run_to(stop)
-        except (NonFinite, LifeTooLong) as error:
+        except (NonFinite, LifeTooLong, EnvironmentFault) as error:
+            self._write(fault=str(error))
             raise RunFailed(f"{error}; what came before is in {self.target}") from error
-        seconds = time.monotonic() - started
+        seconds, busy = time.monotonic() - started, time.process_time() - busy
         value = span.episode_return if self.per_episode else span.reward_rate
         references = self.env.references
         row = {
@@ -180,11 +173,12 @@ class _Record:
             "value": value,
             "score": references.score(value) if references is not None and value is not None else None,
             "microseconds_per_step": seconds / (span.stop - span.start) * 1e6,
+            "cpu_microseconds_per_step": busy / (span.stop - span.start) * 1e6,  # of this process, all its threads
             "process_bytes": resident_bytes(),
         }
         self.spans.append(row)
         print(self._line(row), flush=True)
-        self._write(finished=False)
+        self._write()
         if time.monotonic() - self.saved > _SAVE_SECONDS and stop < self.options.life_steps:
             self._save()
 
@@ -194,7 +188,23 @@ class _Record:
         cells = (_number(row["value"]), _number(row["score"]), f"{row['microseconds_per_step']:.0f}")
         return _TABLE.format(life, *cells, largest, f"{row['process_bytes'] / 1e6:.1f}")
 
-    def _write(self, finished: bool) -> None:
+    def _lifetime(self) -> dict[str, float] | None:
+        """Lifetime score of the whole life and of its second half, over steps; over the episodes that ended where
+        references are of those. None without references, or where no episode ended in the second half.
+        """
+        references = self.env.references
+        counts = [row["episodes"] if self.per_episode else row["stop"] - row["start"] for row in self.spans]
+        half = sum(row["start"] < self.options.life_steps // 2 for row in self.spans)
+        if references is None or not sum(counts[half:]):
+            return None
+        earned = [count * (row["value"] or 0.0) for count, row in zip(counts, self.spans, strict=True)]
+        random, oracle = ([count * level for count in counts] for level in (references.random, references.oracle))
+        return lifetime_score(earned, random, oracle, half)._asdict()
+
+    def _write(
+        self, finished: bool = False, fault: str | None = None, lifetime: dict[str, float] | None = None
+    ) -> None:
+        """All that is known so far. ``fault``: why the life could not go on."""
         cost = [
             {
                 "life_step": row["stop"],
@@ -211,40 +221,50 @@ class _Record:
             "checkpoint": self.checkpoint.name,
             "options": dataclasses.asdict(self.options),
             "finished": finished,
+            "fault": fault,
+            "lifetime_score": lifetime,
             "references": reference_levels(self.env.references),
             "spans": self.spans,
             "curves": {**self.life.curves.records(), "cost": cost, "health": health},
         }
-        try:
-            write_json(self.target, result)
-        except OSError as error:
-            raise UserError(f"{self.target} was not written: {error.strerror}") from error
+        write_json(self.target, result)
 
-    def _curves_by_life_step(self) -> None:
-        """TensorBoard's curves of the life, in a folder of their own because their x-axis is the life's step."""
+    def _curves(self) -> SummaryWriter:
+        """TensorBoard's curves of the life, in a folder of their own because their x-axis is the life's step. What an
+        earlier process wrote is written again, so that no point stands there twice.
+        """
         folder = self.target.with_suffix("")
         shutil.rmtree(folder, ignore_errors=True)
-        with SummaryWriter(str(folder)) as writer:
-            for span in self.spans:
-                values = {"reward_rate": span["reward_rate"], "score": span["score"], "return": span["episode_return"]}
-                values["microseconds_per_step"] = span["microseconds_per_step"]
-                for name, value in values.items():
-                    if value is not None:
-                        writer.add_scalar(f"life/{name}", value, span["stop"])
-                for tag, value in span["memory"].items():
-                    writer.add_scalar(tag, value, span["stop"])
+        return SummaryWriter(str(folder))
 
     def _save(self) -> None:
         pickled = not self.env.state_is_tensors
-        save_checkpoint(self.kept, self.life.step, "", _WithSpans(self), self.env, pickled, keep=1)
+        try:  # whose weights these are stands where other checkpoints hold their run's config
+            save_checkpoint(self.kept, self.life.step, self.weights, _WithSpans(self), self.env, pickled, keep=1)
+        except (OSError, RuntimeError) as error:  # torch tells of a full disk by a RuntimeError
+            reason = " ".join(str(error).split())
+            raise RunFailed(f"the life at step {self.life.step:,} was not kept: {reason}") from error
         self.saved = time.monotonic()
 
     def _resume(self) -> None:
-        if list_checkpoints(self.kept):
+        """Go on from what is kept, if it is whole and of these weights."""
+        if not list_checkpoints(self.kept):
+            return
+        try:
             path = latest_checkpoint(self.kept)
+            if verify_checkpoint(path).get("config") != self.weights:
+                raise CheckpointRefused(f"{path} is of another checkpoint's weights")
+        except CheckpointRefused as error:
+            print(f"{error}; the life starts anew")
+            for path in list_checkpoints(self.kept):
+                shutil.rmtree(path)
+            return
+        try:
             load_checkpoint(path, _WithSpans(self), self.env, not self.env.state_is_tensors)
-            self.life.environment_loaded()
-            print(f"going on at life step {self.life.step:,}")
+        except CheckpointRefused as error:
+            raise UserError(f"{error}; to start the life anew, remove {self.kept}") from error
+        self.life.environment_loaded()
+        print(f"going on at life step {self.life.step:,}")
 
 
 class _WithSpans:
@@ -261,63 +281,21 @@ class _WithSpans:
         self.record.spans = state["spans"]
 
 
-def _level(references: References | None, lifelong: bool) -> tuple[float, float]:
-    """Reward of a step that scores 0 and of one that scores 1."""
+def _draw(curves: SummaryWriter, span: dict[str, Any]) -> None:
+    """A span as points at the life step of its end."""
+    own = {f"life/{name}": span[name] for name in ("reward_rate", "score", "microseconds_per_step")}
+    points = {**own, "life/return": span["episode_return"], **span["memory"]}
+    for tag, value in points.items():
+        if value is not None:
+            curves.add_scalar(tag, value, span["stop"])
+    curves.flush()
+
+
+def _level(references: References | None) -> tuple[float, float] | None:
+    """Reward of a step that scores 0 and of one that scores 1, where they are known."""
     if references is None or references.per != "step":
-        return 0.0, 1.0
+        return None
     return references.random, references.oracle
-
-
-def import_what_is_allowed(config: RunConfig, allowed: list[str]) -> None:
-    """A run may be somebody else's: modules that it names are imported only where the user names them too.
-
-    Raises:
-        UserError: it needs others.
-    """
-    module, separator, _ = str(config.env.get("id", "")).partition(":")  # Gymnasium imports what stands before a colon
-    needed = [*config.plugins, *([module] if separator else [])]
-    missing = [name for name in needed if name not in allowed]
-    if missing:
-        names = ",".join(needed)
-        raise UserError(
-            f"this run needs the modules {names}, whose code would run; if you trust it, add plugins=[{names}]"
-        )
-    for name in config.plugins:
-        import_plugin(name)
-
-
-def parse_options(words: list[str]) -> EvaluateOptions:
-    """``key=value`` words to options.
-
-    Raises:
-        UserError: an unknown key, or a value of the wrong kind.
-    """
-    options = EvaluateOptions()
-    names = [field.name for field in dataclasses.fields(EvaluateOptions)]
-    choices = {
-        "greedy": ["true", "false"],
-        "fast_weights": ["live", "frozen"],
-        "slow_weights": ["frozen", "learning"],
-        "dtype": list(STATE_DTYPES),
-    }
-    for word in words:
-        key, _, value = word.partition("=")
-        if key not in names:
-            raise UserError(f"{word}: unknown; allowed: {', '.join(names)}{did_you_mean(key, names)}")
-        if key in choices:
-            if value.lower() not in choices[key]:
-                near = did_you_mean(value, choices[key])
-                raise UserError(f"{word}: allowed are {', '.join(choices[key])}{near}")
-            setattr(options, key, value.lower() == "true" if key == "greedy" else value.lower())
-        else:
-            setattr(options, key, whole_number(word, lowest=0 if key in ("seed", "freeze_at") else 1))
-    if options.spans > options.life_steps:
-        raise UserError(f"spans={options.spans}: must not exceed life_steps={options.life_steps}")
-    if options.slow_weights == "learning" and options != dataclasses.replace(
-        options, fast_weights="live", reset_memory_every=None, dtype="float32", greedy=False
-    ):
-        raise UserError("slow_weights=learning: goes with fast_weights=live, dtype=float32, greedy=false and no resets")
-    return options
 
 
 def _number(value: float | None) -> str:

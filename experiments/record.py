@@ -27,7 +27,8 @@ from lifelong.experiments.build import build_agent, build_env, set_up_process
 from lifelong.experiments.checkpoint import load_checkpoint
 from lifelong.experiments.config import RunConfig, plugin_names
 from lifelong.experiments.errors import UserError, did_you_mean, whole_number
-from lifelong.experiments.evaluate import HELD_OUT, Weights, import_what_is_allowed
+from lifelong.experiments.evaluate import Weights
+from lifelong.experiments.evaluate_options import HELD_OUT, folder_beside, import_what_is_allowed
 from lifelong.experiments.run_folder import find_checkpoint
 
 Picture = NDArray[np.uint8]
@@ -68,7 +69,7 @@ def record(arguments: list[str]) -> int:
     options = parse_options([word for word in words if not word.startswith("plugins=")])
     checkpoint, config = find_checkpoint(arguments[0])
     import_what_is_allowed(config, allowed)
-    target = Path(options.out) if options.out else Path(arguments[0]) / "life.gif"
+    target = Path(options.out) if options.out else folder_beside(checkpoint) / "life.gif"
     device = set_up_process(config)
     env = build_env(_drawable(config), HELD_OUT + options.seed, 1)
     agent = build_agent(config, env, device)

@@ -51,17 +51,18 @@ def normalised_score(rewards: ArrayLike, random: ArrayLike, oracle: ArrayLike) -
     return score
 
 
-def lifetime_score(rewards: ArrayLike, random: ArrayLike, oracle: ArrayLike) -> LifetimeScore:
+def lifetime_score(rewards: ArrayLike, random: ArrayLike, oracle: ArrayLike, half: int | None = None) -> LifetimeScore:
     """S = sum_t (r_t - random_t) / sum_t (oracle_t - random_t).
 
     A ratio of sums and not a mean of ratios: stretches in which there is little to win weigh little.
 
     Args:
-        rewards: [T], T >= 2; random, oracle: numbers or [T].
+        rewards: [T], T >= 2; random, oracle: numbers or [T]. Or the sums of all three over stretches of the life.
+        half: index at which the second half begins, where that is not the middle (stretches may be unequal).
     """
     series = np.asarray(rewards, np.float64)
     won, winnable = np.broadcast_arrays(series - np.asarray(random), np.subtract(oracle, random, dtype=np.float64))
-    half = len(series) // 2
+    half = len(series) // 2 if half is None else half
     return LifetimeScore(
         float(won.sum() / winnable.sum()),
         float(won[half:].sum() / winnable[half:].sum()),

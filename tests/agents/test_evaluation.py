@@ -16,10 +16,13 @@ from lifelong.memory import make_core
 
 
 def test_recovery_counted_step_by_step_is_that_of_the_whole_series() -> None:
+    """Of lives that simply stop, as those of an evaluation do."""
     generator = np.random.default_rng(0)
     lives, steps, window = 6, 4000, 20
     changed = generator.random((lives, steps)) < 0.02
     changed[:, 0] = True
+    changed[0, -90:] = False
+    changed[0, [-90, -30]] = True  # thirty steps are too few to be seen to recover
     since = np.zeros((lives, steps), np.int64)
     reward = np.zeros((lives, steps))
     for life in range(lives):
@@ -33,7 +36,7 @@ def test_recovery_counted_step_by_step_is_that_of_the_whole_series() -> None:
             {"steps_since_change": torch.from_numpy(since[:, t].copy())},
             torch.zeros(lives, dtype=torch.int64),
             torch.from_numpy(reward[:, t].copy()),
-            torch.full((lives,), t == steps - 1),
+            torch.zeros(lives, dtype=torch.bool),
             torch.full((lives,), t, dtype=torch.int64),
         )
     wanted: Counter[tuple[int, bool]] = Counter()
@@ -41,12 +44,27 @@ def test_recovery_counted_step_by_step_is_that_of_the_whole_series() -> None:
         changes = [t for t in range(1, steps) if changed[life, t]]
         found = recovery_times((reward[life] - 0.25) / 0.75, changes, window)
         wanted.update(zip(found.steps.tolist(), found.censored.tolist(), strict=True))
+        if life == 0:
+            assert (found.change_step[-1], found.censored[-1]) == (steps - 30, True)
     counted: Counter[tuple[int, bool]] = Counter()
     for row in curves.records()["recovery"]:
         counted[row["steps"], row["censored"]] += row["count"]
     assert sum(wanted.values()) > 100
     assert {True, False} == {censored for _, censored in wanted}
     assert counted == wanted
+    rows = curves.records()["changes"]
+    assert sum(row["judged"] for row in rows) == sum(wanted.values())
+    assert sum(row["all"] for row in rows) == changed[:, 1:].sum()
+    assert curves.records() == curves.records()  # looking changes nothing
+
+
+def test_recovery_is_not_counted_where_the_random_level_is_unknown() -> None:
+    curves = LifeCurves(1, level=None)
+    for t in range(100):
+        situation = {"steps_since_change": torch.tensor([t % 50])}
+        nothing = torch.zeros(1, dtype=torch.int64)
+        curves.add(situation, nothing, torch.ones(1), nothing.bool(), torch.tensor([t]))
+    assert curves.records().keys() == {"adaptation"}
 
 
 def test_recall_is_counted_by_age_and_life() -> None:
@@ -93,6 +111,20 @@ def test_a_frozen_memory_stays_what_it_was() -> None:
     assert bool((before["layer_0", "fast_weights"] != 0).any())
     evaluation.run_to(25)
     assert bool((evaluation.lives.state == before).all())
+
+
+def test_a_life_that_begins_after_the_freeze_reads_the_reset_memory_to_its_end(scripted_env, make_agent) -> None:
+    env = scripted_env(lives=8, steps=64, ends=0.01)
+    evaluation = Evaluation(env, make_agent(env), ablation=Ablation(freeze_memory_at=5))
+    evaluation.run_to(5)
+    frozen = evaluation.lives.state.clone()
+    evaluation.run_to(30)
+    fresh = evaluation.agent.core.initial_state(8)
+    ended = (env.terminated | env.truncated)[4:29].any(0)  # an end at step t resets before step t + 1
+    assert 0 < int(ended.sum()) < 8
+    for life in range(8):
+        wanted = fresh if ended[life] else frozen
+        assert bool((evaluation.lives.state[life] == wanted[life]).all()), life
 
 
 def test_a_memory_that_is_reset_every_step_is_that_of_one_step() -> None:

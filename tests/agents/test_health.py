@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from lifelong.agents import AlgorithmConfig, Lives, NonFinite, Trainer, collect_segment, evaluate_lives
+from lifelong.agents import AlgorithmConfig, Lives, NonFinite, Trainer, collect_segment
+from lifelong.agents.evaluation import Evaluation
 from lifelong.agents.health import memory_health
 
 
@@ -71,5 +72,5 @@ def test_a_memory_that_breaks_unread_is_found_at_the_end_of_the_segment(scripted
 
 def test_evaluation_reports_health_in_every_span(scripted_env, make_agent):
     env = scripted_env(lives=4, steps=64)
-    spans = list(evaluate_lives(env, make_agent(env), steps=20, spans=2))
-    assert all("memory/surprise_before" in span.memory for span in spans)
+    evaluation = Evaluation(env, make_agent(env))
+    assert all("memory/surprise_before" in evaluation.run_to(stop).memory for stop in (10, 20))

@@ -83,7 +83,7 @@ def test_evaluation_reads_a_checkpoint_alone_and_repeats_itself(lifelong, tmp_pa
 def test_the_life_of_an_evaluation_is_not_one_of_training(lifelong, tmp_path, tiny):
     """Held-out seeds: other lives than those that were trained on."""
     from lifelong.experiments.build import build_env
-    from lifelong.experiments.evaluate import HELD_OUT
+    from lifelong.experiments.evaluate_options import HELD_OUT
 
     config = load_config([])
     training = build_env(config, config.seed, 4)

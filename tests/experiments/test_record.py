@@ -25,6 +25,15 @@ def test_a_life_becomes_a_film_with_a_picture_for_every_step(
         assert (film.height > 320) == (env != "switching_bandit")  # where the world can be drawn, it is
 
 
+def test_a_film_of_a_checkpoint_lies_beside_the_checkpoints(lifelong: Command, tiny: list[str], tmp_path: Path) -> None:
+    assert lifelong("train", *tiny, "frames=128", "out=run").returncode == 0
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    for _ in range(2):  # a file inside it would make it one that was altered
+        result = lifelong("record", str(checkpoint), "steps=2")
+        assert result.returncode == 0, result.stderr
+    assert (tmp_path / "run" / "life.gif").exists()
+
+
 def test_a_film_may_be_an_mp4(lifelong: Command, tiny: list[str], tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg", reason="needs the optional package imageio-ffmpeg")
     assert lifelong("train", *tiny, "frames=128", "out=run").returncode == 0
