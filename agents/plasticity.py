@@ -1,7 +1,6 @@
 """Can the slow weights still learn? Units that sleep, a trunk that loses directions, weights that grow.
 
-Measured on the segment just learned from, with the weights as they are after it. The formulas are those of
-``lifelong.experiments.metrics.plasticity``, for tensors.
+Measured on the segment just learned from, with the weights as they are after it.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from lifelong.agents.actor_critic import ActorCritic
 from lifelong.agents.faults import NonFinite
+from lifelong.memory.health import effective_rank
 
 # Lives that are run through again.
 _SAMPLE = 4
@@ -52,26 +52,20 @@ def plasticity(agent: ActorCritic, segment: TensorDict) -> dict[str, float]:
     found = {
         f"dormant_{name}": sum(map(dormant_share, layers)) / len(layers) for name, layers in hidden.items() if layers
     }
-    found["effective_rank"] = effective_rank(trunk)
+    found["effective_rank"] = float(effective_rank(trunk.flatten(0, -2)))
     for name, part in _parts(agent).items():
         found[f"weight_rms_{name}"] = root_mean_square(_flat(part))
     return {f"plasticity/{name}": value for name, value in found.items()}
 
 
 def dormant_share(activations: Tensor, threshold: float = 0.025) -> float:
-    """Share of units i with E|h_i| / mean_k E|h_k| <= threshold in a layer [..., units] (ReDo, Sokar et al. 2023)."""
+    """Share of units i with E|h_i| / mean_k E|h_k| <= threshold in a layer [..., units] (ReDo, Sokar et al. 2023).
+
+    Relative to the layer's mean, so that a layer of small numbers is not asleep. ReDo reports thresholds 0 and 0.1
+    too; MEAL's "dormant" (|h| < 0.01 per entry) is another quantity.
+    """
     size = activations.double().abs().flatten(0, -2).mean(0)
     return float((size <= threshold * size.mean()).double().mean())
-
-
-def effective_rank(features: Tensor) -> float:
-    """exp(-sum_i p_i ln p_i), p = sigma / sum sigma over the singular values of [..., D] as a matrix of rows (Roy and
-    Vetterli 2007); 0 for zeros.
-    """
-    sigma = torch.linalg.svdvals(features.double().flatten(0, -2))
-    sigma = sigma[sigma > 0]
-    share = sigma / sigma.sum()
-    return float((-(share * share.log()).sum()).exp()) if len(sigma) else 0.0
 
 
 def root_mean_square(values: Tensor) -> float:

@@ -105,12 +105,13 @@ def state_health(state: TensorDict) -> dict[str, float]:
 def effective_rank(matrices: Tensor) -> Tensor:
     """exp(-sum_i p_i ln p_i), p_i = sigma_i / sum_j sigma_j, of matrices [..., V, K] with singular values sigma.
 
-    1 for a matrix of rank one, min(V, K) for an orthogonal one, in between the number of directions that carry the
-    memory; NaN for the zero matrix (Roy and Vetterli 2007).
+    1 for a matrix of rank one, min(V, K) for an orthogonal one, in between the number of directions that carry
+    something; 0 for the zero matrix (Roy and Vetterli 2007).
     """
     sigma = torch.linalg.svdvals(matrices.double())
-    share = sigma / sigma.sum(-1, keepdim=True)
-    return torch.special.entr(share).sum(-1).exp()
+    total = sigma.sum(-1)
+    share = sigma / total.unsqueeze(-1)
+    return torch.special.entr(share).sum(-1).exp().where(total != 0, 0.0)
 
 
 def find_non_finite(state: TensorDict) -> tuple[int, str] | None:
@@ -132,8 +133,9 @@ def measure(
     found = state_health(state)
     weights = [state.get(key) for key in state.keys(True, True) if _is_fast_weights(key)]
     ranks = [effective_rank(leaf).flatten() for leaf in weights if bool(leaf.isfinite().all())]
-    if ranks:
-        found["effective_rank"] = float(torch.cat(ranks).nanmean())
+    held = [rank[rank > 0] for rank in ranks]  # a matrix that holds nothing yet says nothing of those that do
+    if any(len(rank) for rank in held):
+        found["effective_rank"] = float(torch.cat(held).mean())
     if inputs is None or not found:
         return {name: value for name, value in found.items() if value == value}
     with watch() as writes:

@@ -73,12 +73,13 @@ def half_life(ages: ArrayLike, accuracy: ArrayLike) -> float:
     """The age at which chance-corrected accuracy first falls to one half, interpolated on the logarithm of age.
 
     Args:
-        ages: [N] ascending, in steps; accuracy: [N].
+        ages: [N] ascending, in steps; 0, which has no logarithm, is left away. accuracy: [N].
 
     Returns:
         inf where it never falls that low; 0 where it is that low from the first age on.
     """
-    logs, levels = np.log10(np.asarray(ages, np.float64)), np.asarray(accuracy, np.float64)
+    known = np.asarray(ages) > 0
+    logs, levels = np.log10(np.asarray(ages, np.float64)[known]), np.asarray(accuracy, np.float64)[known]
     low = np.flatnonzero(levels <= 0.5)
     if not len(low):
         return float("inf")

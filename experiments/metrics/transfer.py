@@ -28,10 +28,16 @@ def forgetting(performance: ArrayLike, tail: int = _TAIL) -> Array:
 
     Args:
         performance: [N, E]; task i is trained during the i-th N-th of the E evaluations.
-        tail: evaluations that each end is averaged over.
+        tail: evaluations that each end is averaged over; no more than a task has.
+
+    Raises:
+        ValueError: fewer evaluations than tasks.
     """
     table = np.asarray(performance, np.float64)
     each = table.shape[1] // len(table)
+    if each == 0:
+        raise ValueError(f"{len(table)} tasks and {table.shape[1]} evaluations: every task needs one or more")
+    tail = min(tail, each)
     ends = [table[i, (i + 1) * each - tail : (i + 1) * each].mean() for i in range(len(table))]
     lost: Array = np.array(ends) - table[:, -tail:].mean(axis=1)
     return lost

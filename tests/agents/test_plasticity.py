@@ -1,4 +1,4 @@
-"""Measures of plasticity against hand-worked numbers and the formulas of reports; layer norm; the pull to the start."""
+"""Measures of plasticity against hand-worked numbers; layer norm; the pull to the start."""
 
 from __future__ import annotations
 
@@ -12,34 +12,19 @@ from torch import nn
 
 from lifelong.agents import ActorCritic, AlgorithmConfig, Trainer
 from lifelong.agents.initial_weights import PullToInitial
-from lifelong.agents.plasticity import WeightsBefore, dormant_share, effective_rank, root_mean_square, update_ratio
-from lifelong.experiments.metrics import plasticity as formulas
+from lifelong.agents.plasticity import WeightsBefore, dormant_share, root_mean_square, update_ratio
 from lifelong.memory import make_core
 
 PARTS = ("encoder", "token", "core", "policy", "value")
-
-
-def test_every_measure_is_the_one_that_reports_use():
-    draw = torch.Generator().manual_seed(0)
-    h = torch.randn(5, 7, 12, generator=draw)
-    h[..., :3] *= 1e-2  # three units sleep
-    rows = h.flatten(0, 1).numpy()
-    assert dormant_share(h) == formulas.dormant_share(rows) == 0.25
-    wanted = formulas.effective_rank(formulas.singular_values(rows))
-    assert effective_rank(h) == pytest.approx(wanted, rel=1e-12)
-    assert root_mean_square(h) == pytest.approx(formulas.root_mean_square(rows), rel=1e-12)
-    other = torch.randn(5, 7, 12, generator=draw)
-    assert update_ratio(h, other) == pytest.approx(formulas.update_ratio(rows.ravel(), other.numpy().ravel()))
 
 
 def test_measures_of_hand_worked_layers():
     h = torch.tensor([[1.0, -1.0, 0.04, 0.0], [-3.0, 1.0, 0.04, 0.0]])  # E|h| = 2, 1, 0.04, 0; mean 0.76; 0.019 of it
     assert dormant_share(h) == 0.25
     assert dormant_share(h, threshold=0.06) == 0.5
+    assert dormant_share(1e-6 * h) == 0.25  # against its own layer
+    assert dormant_share(h.unsqueeze(1)) == 0.25
     assert dormant_share(torch.zeros(2, 4)) == 1.0
-    # sigma = 3, 1: p = 3/4, 1/4
-    assert effective_rank(torch.tensor([[3.0, 0.0], [0.0, 1.0]])) == pytest.approx(4 / 3**0.75)
-    assert effective_rank(torch.zeros(3, 2)) == 0.0
     assert root_mean_square(torch.tensor([3.0, 4.0])) == pytest.approx(math.sqrt(12.5))
     assert update_ratio(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 5.0])) == pytest.approx(0.2)
     assert update_ratio(torch.zeros(2), torch.ones(2)) == math.inf
@@ -58,8 +43,9 @@ def test_the_measures_are_of_the_weights_after_the_update_and_come_when_asked(sc
             np.concatenate([w.detach().ravel() for n, w in weights if n.startswith(part + ".") and w.dim() > 1])
             for weights in (before.items(), agent.named_parameters())
         )
-        assert metrics[f"plasticity/weight_rms_{part}"] == pytest.approx(formulas.root_mean_square(new))
-        assert metrics[f"plasticity/update_ratio_{part}"] == pytest.approx(formulas.update_ratio(old, new))
+        moved = np.linalg.norm(new - old) / np.linalg.norm(old)
+        assert metrics[f"plasticity/weight_rms_{part}"] == pytest.approx(np.sqrt(np.square(new).mean()))
+        assert metrics[f"plasticity/update_ratio_{part}"] == pytest.approx(moved)
     assert {tag for tag in metrics if "dormant" in tag} == {f"plasticity/dormant_{p}" for p in ("encoder", *PARTS[3:])}
     assert 1 <= metrics["plasticity/effective_rank"] <= 16
 

@@ -9,15 +9,7 @@ import pytest
 
 from lifelong.experiments.metrics.adaptation import adaptation_curve
 from lifelong.experiments.metrics.lifetime import dynamic_regret, lifetime_average, lifetime_score, normalised_score
-from lifelong.experiments.metrics.plasticity import (
-    covering_rank,
-    dormant_share,
-    effective_rank,
-    probe_plasticity,
-    root_mean_square,
-    singular_values,
-    update_ratio,
-)
+from lifelong.experiments.metrics.plasticity import covering_rank, probe_plasticity
 from lifelong.experiments.metrics.recovery import drops, kaplan_meier, recovery_times
 from lifelong.experiments.metrics.recurrence import savings, savings_slope
 from lifelong.experiments.metrics.retention import (
@@ -179,6 +171,8 @@ def test_the_half_life_is_interpolated_on_the_logarithm_of_age():
     assert half_life([1, 10], [0.9, 0.5]) == pytest.approx(10.0)
     assert half_life([1, 10], [0.9, 0.6]) == math.inf
     assert half_life([1, 10], [0.4, 0.9]) == 0.0
+    assert half_life([0, 1, 10], [1.0, 0.9, 0.5]) == pytest.approx(10.0)
+    assert half_life([0, 10], [1.0, 0.0]) == 0.0  # an age of 0 is left away
 
 
 # Recurrence and adaptation
@@ -216,6 +210,9 @@ def test_the_adaptation_curve_is_a_mean_over_regimes_by_episode():
 def test_continual_world_counts_what_is_lost_from_the_end_of_a_task_to_the_end_of_all():
     performance = [[0.0, 0.8, 0.4, 0.2], [0.0, 0.0, 0.0, 1.0]]  # two tasks, two evaluations each
     assert forgetting(performance, tail=1) == pytest.approx([0.6, 0.0])
+    assert forgetting(performance) == pytest.approx([0.1, 0.0])  # a task has two evaluations, not the usual five
+    with pytest.raises(ValueError, match="2 tasks and 1 evaluations"):
+        forgetting([[0.5], [0.5]])
     assert average_performance(performance, tail=1) == pytest.approx(0.6)
     assert average_performance(performance, tail=2) == pytest.approx(0.4)
     assert forward_transfer([0.6, 0.2], [0.2, 0.5]) == pytest.approx([0.5, -0.6])
@@ -241,28 +238,11 @@ def test_cora_looks_at_one_task_at_a_time():
 # Plasticity
 
 
-def test_dormant_units_are_measured_against_their_layer():
-    activations = np.array([[1.0, -3.0, 0.0, 0.02], [-1.0, 3.0, 0.0, 0.06]])  # E|h|: 1, 3, 0, 0.04; mean 1.01
-    assert dormant_share(activations, threshold=0.0) == 0.25
-    assert dormant_share(activations, threshold=0.025) == 0.25
-    assert dormant_share(activations, threshold=0.1) == 0.5
-    assert dormant_share(1e-6 * activations, threshold=0.025) == 0.25
-    assert dormant_share(np.zeros((2, 3))) == 1.0
-
-
-def test_ranks_by_hand():
-    assert singular_values([[3.0, 0.0], [0.0, -4.0]]) == pytest.approx([4.0, 3.0])
-    assert effective_rank([2.0, 2.0, 2.0]) == pytest.approx(3.0)
-    assert effective_rank([5.0, 0.0]) == pytest.approx(1.0)
-    assert effective_rank([0.0, 0.0]) == 0.0
+def test_the_covering_rank_by_hand():
     assert covering_rank([98.0, 1.0, 1.0]) == 2
     assert covering_rank([99.5, 0.5]) == 1
     assert covering_rank([0.0]) == 0
 
 
-def test_sizes_of_weights_and_updates():
-    assert root_mean_square([3.0, 4.0, 0.0, 0.0]) == 2.5
-    assert update_ratio([3.0, 4.0], [3.0, 5.0]) == pytest.approx(0.2)
-    assert update_ratio([0.0], [0.0]) == 0.0
-    assert update_ratio([0.0], [1.0]) == math.inf
+def test_lost_plasticity_is_a_ratio_of_sums():
     assert probe_plasticity([0.2, 0.4], [0.1, 0.1]) == pytest.approx(3.0)
