@@ -16,10 +16,12 @@ from pathlib import Path
 
 from lifelong.experiments.checkpoint import list_checkpoints
 from lifelong.experiments.cli import main
-from lifelong.experiments.run_folder import CHECKPOINTS, RunBusy, locked
+from lifelong.experiments.run_folder import CHECKPOINTS, RunBusy, code_hash, locked
 
 # A worker whose node died may live for a moment longer than the message of its death takes.
 _PATIENCE_SECONDS = 60.0
+
+code_hash()  # now, of what is imported: the sources may change before the last run is forked from here
 
 
 def run_to_end(folder: Path, words: list[str]) -> int:
