@@ -15,6 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from lifelong.experiments.config import RunConfig, to_yaml
+from lifelong.experiments.errors import UserError
 from lifelong.experiments.run_folder import write_atomically
 
 # The page "custom scalars": charts in which the runs of several cores lie over each other.
@@ -62,12 +63,15 @@ class CsvTable:
         path: the file.
         resume_at: keep the rows up to this many frames and drop the rest (a half-written last line too); None starts
             a new file.
+
+    Raises:
+        UserError: ``resume_at`` is above 0 and the file is missing, or cannot be read.
     """
 
     def __init__(self, path: Path, resume_at: int | None) -> None:
         self.path = path
         self.columns: list[str] = ["frames"]
-        rows = [] if resume_at is None else [row for row in read_rows(path) if int(row["frames"]) <= resume_at]
+        rows = _kept_rows(path, resume_at) if resume_at else []
         if rows:
             self.columns = list(rows[-1])
             while len(self.columns) > 1 and all(row[self.columns[-1]] == "" for row in rows):
@@ -100,6 +104,18 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     columns = whole[0].split(",")
     rows = [line.split(",") for line in whole[1:]]
     return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
+
+
+def _kept_rows(path: Path, frames: int) -> list[dict[str, str]]:
+    """The rows up to ``frames``. A table that is gone or damaged is no new one: the summary would be of a part only."""
+    try:
+        if path.stat().st_size == 0:
+            raise ValueError("nothing in it")
+        return [row for row in read_rows(path) if int(row["frames"]) <= frames]
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: missing, and the run is at {frames:,} frames; put it back, or train anew") from error
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path}: cannot be read; put back a good copy of it, or train anew") from error
 
 
 class RunLog:

@@ -1,0 +1,62 @@
+"""The tables of a run that is resumed, and what its folder says it was made by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lifelong.experiments.errors import UserError
+from lifelong.experiments.run_folder import code_hash, versions
+from lifelong.experiments.run_log import CsvTable
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "progress.csv"
+    before = CsvTable(path, None)
+    before.add(128, {"a": 1.0})
+    before.add(256, {"a": 2.0})
+    return path
+
+
+def test_rows_after_the_checkpoint_are_dropped(table: Path) -> None:
+    CsvTable(table, 128)
+    assert table.read_text() == "frames,a\n128,1.0\n"
+
+
+@pytest.mark.parametrize("damaged", [b"frames,a\n12x8,1.0\n", b"fram\n128\n", b"\xff\xfe\n", b""])
+def test_a_damaged_table_is_one_line_and_stays_as_it_is(table: Path, damaged: bytes) -> None:
+    table.write_bytes(damaged)
+    with pytest.raises(UserError, match=r"progress.csv: cannot be read") as error:
+        CsvTable(table, 256)
+    assert "\n" not in str(error.value)
+    assert table.read_bytes() == damaged
+
+
+def test_a_table_that_is_gone_is_not_begun_anew(table: Path) -> None:
+    table.unlink()
+    with pytest.raises(UserError, match="missing, and the run is at 256 frames"):
+        CsvTable(table, 256)
+    assert not table.exists()
+    CsvTable(table, 0)
+    assert table.exists()
+
+
+def test_versions_hold_a_hash_of_the_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert versions()[-1] == f"code {code_hash()}"
+    assert len(code_hash()) == 12
+
+    def code_of(text: str, name: str = "core.py") -> str:
+        for package in ("agents", "memory", "kernels", "envs", "experiments"):
+            (tmp_path / package).mkdir(exist_ok=True)
+        (tmp_path / "memory" / name).write_text(text)
+        code_hash.cache_clear()
+        return code_hash()
+
+    monkeypatch.setattr("lifelong.experiments.run_folder.files", lambda package: tmp_path / package.split(".")[1])
+    first = code_of("a")
+    assert code_of("b") != first
+    assert code_of("a") == first
+    assert code_of("not code", "notes.txt") == first
+    code_hash.cache_clear()
