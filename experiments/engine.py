@@ -11,8 +11,8 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Protocol
 
 ONE_RUN = "lifelong.experiments.one_run"
