@@ -13,21 +13,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from lifelong.experiments.compare_table import CellProgress, CoreSize, LiveTable, Result, print_results, print_sizes
+from lifelong.experiments.compare_plan import Plan
+from lifelong.experiments.compare_sizes import Matched, match_cells
+from lifelong.experiments.compare_table import CellProgress, LiveTable, Result, print_results
 from lifelong.experiments.comparison import Cell, ComparisonConfig, cells_of, load_comparison, run_config
 from lifelong.experiments.engine import Ended, Engine, Job, LocalEngine
 from lifelong.experiments.errors import UserError
-from lifelong.experiments.matching import match
-from lifelong.experiments.run_folder import locked, versions, write_json
+from lifelong.experiments.run_folder import locked
 from lifelong.experiments.run_log import read_rows
-from lifelong.memory import MemoryCore, make_core
 
 _POLL_SECONDS = 1.0
 
@@ -37,30 +37,29 @@ def compare(words: list[str]) -> int:
     config = load_comparison(words)
     cells = cells_of(config)
     folder = Path(config.out or _default_folder(words))
-    matched = _match(config, cells)
+    matched = match_cells(config, cells)
     if config.plan_only:
         runs = runs_of(config) * len(matched)
         frames = runs_of(config) * sum(each.frames for each in matched)
-        print(f"{len(matched)} cores in environments, {runs} runs, {frames:,} frames; nothing was run")
+        places = f"{_counted(len(config.cores), 'core')} in {_counted(len(config.environments), 'environment')}"
+        print(f"{places}, {_counted(runs, 'run')}, {frames:,} frames; nothing was run")
         return 0
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"out={folder}: cannot write there: {error.strerror}") from error
-    with locked(folder):
-        comparison = _Comparison(config, matched, folder)
-        comparison.refuse_other_settings()
-        with _engine(config, run_config(cells[0]).threads) as engine:
-            return comparison.go(engine)
+    with _engine(config, run_config(cells[0]).threads) as engine:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"out={folder}: cannot write there: {error.strerror}") from error
+        with locked(folder):
+            return _Comparison(config, matched, folder).go(engine)
 
 
-@dataclasses.dataclass
-class Matched:
-    """A cell whose core has the size that the comparison asks for."""
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """What a finished run came to: scores where its environment has references, else values."""
 
-    cell: Cell
-    size: dict[str, int]  # parameters and state_bytes of its core
-    frames: int
+    final: float
+    best: float
+    frames_per_second: float | None
 
 
 class _Comparison:
@@ -68,11 +67,11 @@ class _Comparison:
 
     def __init__(self, config: ComparisonConfig, matched: list[Matched], folder: Path) -> None:
         self.config, self.matched, self.folder = config, matched, folder
+        self.plan = Plan(folder, config, matched)
         self.threads = run_config(matched[0].cell).threads
         self.chosen: dict[tuple[str, str], float] = {}
         self.failed: list[Ended] = []
-        self._finals: dict[Path, float | None] = {}
-        self._earlier: dict[tuple[str, str], dict[str, Any]] = {}  # cells of earlier calls that are not in this one
+        self._reached: dict[Job, Reached | None] = {}
 
     def job(self, cell: Cell, learning_rate: float, seed: int) -> Job:
         return cell.job(self.folder, learning_rate, seed, self.threads, self.config.gpus)
@@ -101,9 +100,9 @@ class _Comparison:
         values = {}
         for rate in self.config.learning_rates:
             jobs = [self.job(cell, rate, seed) for seed in range(self.config.tuning_seeds)]
-            known = [final for job in jobs if (final := self.final(job)) is not None]
-            if known:
-                values[rate] = sum(known) / len(known)
+            finals = [reached.final for reached in self._known(jobs)]
+            if finals:
+                values[rate] = sum(finals) / len(finals)
         if values or len(self.config.learning_rates) == 1:
             self.chosen[key] = max(values, key=values.__getitem__) if values else self.config.learning_rates[0]
             self.write()
@@ -111,13 +110,16 @@ class _Comparison:
     def go(self, engine: Engine) -> int:
         """Run everything; returns the exit code."""
         running: set[Job] = set()
+        self.write()
         with LiveTable() as table:
             try:
                 while True:
                     for ended in engine.ended():
                         running.discard(ended.job)
-                        if ended.fault is not None or not _finished(ended.job):
-                            self.failed.append(Ended(ended.job, ended.fault or "ended without a summary"))
+                        if ended.fault is None and not _finished(ended.job):
+                            ended = Ended(ended.job, "ended without a summary")
+                        if ended.fault is not None:
+                            self.failed.append(ended)
                         table.say(ended)
                     for matched in self.matched:
                         self.choose(matched.cell)
@@ -138,18 +140,24 @@ class _Comparison:
         return 1 if self.failed else 0
 
     def _waiting(self, running: set[Job]) -> list[Job]:
-        """Runs to be started, in order: environment by environment, stage one of all cores first, seed by seed."""
+        """Runs to be started, in order: environment by environment and core by core, stage two of a core as soon as its
+        learning rate is chosen.
+        """
         over = {ended.job for ended in self.failed}
         jobs = [job for matched in self.matched for job in self.jobs_of(matched.cell)]
         return [job for job in jobs if job not in running and job not in over and not _finished(job)]
 
-    def final(self, job: Job) -> float | None:
-        """The final quarter of a finished run: its score where the environment has references, else its value."""
-        if job.folder not in self._finals and _finished(job):
-            summary = json.loads((job.folder / "summary.json").read_text())
-            score = summary["final_quarter_score"]
-            self._finals[job.folder] = summary["final_quarter"] if score is None else score
-        return self._finals.get(job.folder)
+    def reached(self, job: Job) -> Reached | None:
+        """What a run came to, once it is finished; one that came to nothing is listed as failed."""
+        if job not in self._reached and _finished(job):
+            summary = _summary(job)
+            self._reached[job] = None if isinstance(summary, str) else summary
+            if isinstance(summary, str):
+                self.failed.append(Ended(job, summary))
+        return self._reached.get(job)
+
+    def _known(self, jobs: list[Job]) -> list[Reached]:
+        return [reached for job in jobs if (reached := self.reached(job)) is not None]
 
     def progress(self, matched: Matched, running: set[Job]) -> CellProgress:
         """How far a cell is."""
@@ -160,7 +168,7 @@ class _Comparison:
         frames = len(done) * matched.frames + sum(_frames_of(job) for job in running if job in jobs)
         rate = self.chosen.get((cell.env, cell.memory))
         counted = done if rate is None else [self.job(cell, rate, seed) for seed in range(config.seeds)]
-        known = [final for job in counted if (final := self.final(job)) is not None]
+        finals = [reached.final for reached in self._known(counted)]
         return CellProgress(
             cell.env,
             cell.memory,
@@ -169,7 +177,7 @@ class _Comparison:
             planned,
             frames,
             planned * matched.frames,
-            (sum(known) / len(known) if rate is not None else max(known)) if known else None,
+            (sum(finals) / len(finals) if rate is not None else max(finals)) if finals else None,
             sum(job in jobs for job in running),
         )
 
@@ -179,59 +187,24 @@ class _Comparison:
         for matched in self.matched:
             rate = self.chosen.get((matched.cell.env, matched.cell.memory))
             jobs = [] if rate is None else [self.job(matched.cell, rate, seed) for seed in range(self.config.seeds)]
-            summaries = [json.loads((job.folder / "summary.json").read_text()) for job in jobs if _finished(job)]
-            if rate is not None and summaries:
-                kind = "" if summaries[0]["final_quarter_score"] is None else "_score"
-                finals, bests = ([each[f"{name}{kind}"] for each in summaries] for name in ("final_quarter", "best"))
-                speed = sum(each["frames_per_second"] for each in summaries) / len(summaries)
-                cell = matched.cell
-                found.append(Result(cell.env, cell.memory, rate, finals, bests, speed, **matched.size))
+            known = self._known(jobs)
+            if rate is not None and known:
+                speeds = [each.frames_per_second for each in known if each.frames_per_second is not None]
+                found.append(
+                    Result(
+                        matched.cell.env,
+                        matched.cell.memory,
+                        rate,
+                        [each.final for each in known],
+                        [each.best for each in known],
+                        sum(speeds) / len(speeds) if speeds else None,
+                        **matched.size,
+                    )
+                )
         return found
 
-    def plan(self) -> dict[str, Any]:
-        """What ``compare.json`` holds."""
-        return {
-            "comparison": dataclasses.asdict(self.config),
-            "versions": versions(),
-            "cells": [
-                {
-                    "env": matched.cell.env,
-                    "memory": matched.cell.memory,
-                    "words": list(matched.cell.words),
-                    "fall": matched.cell.fall,
-                    **matched.size,
-                    "learning_rate": self.chosen.get((matched.cell.env, matched.cell.memory)),
-                }
-                for matched in self.matched
-            ]
-            + list(self._earlier.values()),
-            "failed": [{"run": str(ended.job.folder), "fault": ended.fault} for ended in self.failed],
-        }
-
     def write(self) -> None:
-        write_json(self.folder / "compare.json", self.plan())
-
-    def refuse_other_settings(self) -> None:
-        """A folder holds one comparison: cores, environments, rates and seeds may be added, words not changed.
-
-        Raises:
-            UserError: a cell that is there already was run with other words.
-        """
-        path = self.folder / "compare.json"
-        if path.exists():
-            try:
-                self._earlier = {(cell["env"], cell["memory"]): cell for cell in json.loads(path.read_text())["cells"]}
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{path}: cannot be read; use another out=") from error
-            for matched in self.matched:
-                before = self._earlier.pop((matched.cell.env, matched.cell.memory), None)
-                if before is not None and before["words"] != list(matched.cell.words):
-                    changed = sorted(set(before["words"]) ^ set(matched.cell.words))
-                    raise UserError(
-                        f"out={self.folder}: holds {matched.cell.memory} in {matched.cell.env} with other settings "
-                        f"({', '.join(changed)}); use another out="
-                    )
-        self.write()
+        self.plan.write(self.chosen, self.failed)
 
     def _conclude(self) -> None:
         print_results(self.results())
@@ -243,36 +216,6 @@ class _Comparison:
 def runs_of(config: ComparisonConfig) -> int:
     """How many runs a core has in an environment: learning rates on the seeds that choose, and the other seeds."""
     return config.tuning_seeds * len(config.learning_rates) + config.seeds - config.tuning_seeds
-
-
-def _match(config: ComparisonConfig, cells: list[Cell]) -> list[Matched]:
-    """Give every core the size of the budget (None: that of the first core as configured), and print the sizes."""
-    result, budget, sizes = [], config.budget, {}
-    for cell in cells:
-        run = run_config(cell)
-        options, width = dict(run.memory), run.agent.width
-        name, note = options.pop("name"), ""
-        words: tuple[str, ...] = ()
-        try:
-            core = make_core(name, width, **options)
-            if config.match != "none":
-                budget = budget or _size(core)[config.match]
-                found = match(name, options, width, **{config.match: budget})
-                words = tuple(f"memory.{key}={value}" for key, value in found.options.items() if options[key] != value)
-                core, note = make_core(name, width, **found.options), found.note
-        except ValueError as error:
-            raise UserError(f"memory={name}: {' '.join(str(error).split())}") from error
-        result.append(Matched(dataclasses.replace(cell, words=(*cell.words, *words)), _size(core), run.frames))
-        sizes[cell.memory] = CoreSize(cell.memory, **_size(core), options=" ".join(words), note=note)
-    print_sizes("" if budget is None else f"matched to {budget:,} {config.match.replace('_', ' ')}", sizes.values())
-    return result
-
-
-def _size(core: MemoryCore) -> dict[str, int]:
-    return {
-        "parameters": sum(parameter.numel() for parameter in core.parameters()),
-        "state_bytes": core.state_bytes(),
-    }
 
 
 @contextmanager
@@ -297,6 +240,26 @@ def _frames_of(job: Job) -> int:
 
 def _finished(job: Job) -> bool:
     return (job.folder / "summary.json").exists()
+
+
+def _summary(job: Job) -> Reached | str:
+    """What a finished run came to, or one line that says why that is not known."""
+    path = job.folder / "summary.json"
+    try:
+        summary = json.loads(path.read_text())
+        kind = "" if summary["final_quarter_score"] is None else "_score"
+        final, best, speed = (summary[key] for key in (f"final_quarter{kind}", f"best{kind}", "frames_per_second"))
+        if final is None or best is None:
+            return "no episode ended in its final quarter, so it reached nothing that could be compared"
+        if math.isfinite(final) and math.isfinite(best):
+            return Reached(float(final), float(best), None if speed is None else float(speed))
+        return "its rewards are not finite"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "summary.json cannot be read; delete it, and the same command writes it anew"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _default_folder(words: list[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from lifelong.experiments.engine import Ended
-from lifelong.experiments.metrics.aggregate import estimate
+from lifelong.experiments.metrics.aggregate import estimate, interquartile_mean
 
 _WIDTH_OF_FILES = 200
 _QUIET_SECONDS = 60.0  # between two lines about progress where nobody watches
@@ -28,13 +27,15 @@ class CoreSize:
     note: str
 
 
-def print_sizes(aim: str, sizes: Iterable[CoreSize]) -> None:
-    """The size of every core, before anything runs."""
+def print_sizes(aim: str, sizes: dict[CoreSize, list[str]]) -> None:
+    """The size of every core, before anything runs; ``sizes`` holds the environments in which it is so."""
     table = Table(title=f"cores, {aim}" if aim else "cores", title_justify="left")
-    for column in ("memory", "parameters", "state bytes", "options", "note"):
+    several = len({size.memory for size in sizes}) < len(sizes)  # a core may differ where environments differ in width
+    for column in ("memory", "parameters", "state bytes", "options", "note", *(["environments"] if several else [])):
         table.add_column(column, justify="right" if column in ("parameters", "state bytes") else "left")
-    for size in sizes:
-        table.add_row(size.memory, f"{size.parameters:,}", f"{size.state_bytes:,}", size.options, size.note)
+    for size, environments in sizes.items():
+        row = [size.memory, f"{size.parameters:,}", f"{size.state_bytes:,}", size.options, size.note]
+        table.add_row(*row, *([", ".join(environments)] if several else []))
     _console().print(table)
 
 
@@ -121,16 +122,15 @@ class Result:
     learning_rate: float
     finals: list[float]
     bests: list[float]
-    frames_per_second: float
+    frames_per_second: float | None
     parameters: int
     state_bytes: int
 
 
 def print_results(results: list[Result]) -> None:
     """The table of a finished comparison; ``lifelong report`` says more."""
-    table = Table(
-        title="final quarter of training: interquartile mean over seeds, bootstrap 95 % interval", title_justify="left"
-    )
+    title = "final quarter (with its bootstrap 95 % interval) and best of training: interquartile means over seeds"
+    table = Table(title=title, title_justify="left")
     columns = ("environment", "memory", "learning rate", "seeds", "final quarter", "interval", "best")
     for column in (*columns, "parameters", "state bytes", "frames/s"):
         table.add_column(column, justify="left" if column in ("environment", "memory") else "right")
@@ -142,11 +142,11 @@ def print_results(results: list[Result]) -> None:
             f"{result.learning_rate:g}",
             str(len(result.finals)),
             f"{float(level.value):.3f}",
-            f"{float(level.low):.3f} to {float(level.high):.3f}",
-            f"{max(result.bests):.3f}",
+            f"{float(level.low):.3f} to {float(level.high):.3f}" if len(result.finals) > 1 else "",
+            f"{float(interquartile_mean([result.bests])):.3f}",
             f"{result.parameters:,}",
             f"{result.state_bytes:,}",
-            f"{result.frames_per_second:,.0f}",
+            "" if result.frames_per_second is None else f"{result.frames_per_second:,.0f}",
         )
     _console().print(table)
 

@@ -6,6 +6,7 @@ them, and any other ``key=value`` is a key of the runs' own config and holds for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,18 @@ from lifelong.experiments.errors import UserError, did_you_mean
 
 ENGINES = ("local", "ray")
 MATCHES = ("none", "state_bytes", "parameters")
+# Keys of the runs that the comparison sets itself, and what is typed for them.
+_OWN = {
+    "algorithm.learning_rate": "learning_rates=X[,X...]",
+    "algorithm.final_learning_rate": "learning_rates=X[,X...] (the final rate keeps its ratio to the first)",
+    "seed": "seeds=N",
+}
+# Keys that only a file can hold, and what is typed for them.
+_OF_FILES = {
+    "environments": "env=NAME[,NAME...]",
+    "cores": "memory=NAME[,NAME...]",
+    "words": "the words themselves, for example algorithm.gamma=0.9",
+}
 
 
 @dataclass
@@ -54,6 +67,12 @@ class ComparisonConfig:
             raise UserError(f"tuning_seeds={self.tuning_seeds}: at most seeds={self.seeds}")
         if not self.learning_rates or any(not 0 < rate <= 1 for rate in self.learning_rates):
             raise UserError(f"learning_rates={self.learning_rates}: one or more numbers above 0 and at most 1")
+        if len({f"{rate:g}" for rate in self.learning_rates}) < len(self.learning_rates):
+            raise UserError(f"learning_rates={self.learning_rates}: each rate once")
+        if not 0 <= self.gpus < math.inf:
+            raise UserError(f"gpus={self.gpus}: must be 0 or more")
+        if self.engine == "local" and self.ray_address is not None:
+            raise UserError(f"ray_address={self.ray_address}: only with engine=ray")
         for name, chosen in (("env", self.environments), ("memory", self.cores)):
             if not chosen:
                 raise UserError(f"a comparison needs {name}=NAME[,NAME...], or experiment=NAME from {_known()}")
@@ -94,6 +113,8 @@ def load_comparison(words: Iterable[str]) -> ComparisonConfig:
         key, separator, value = word.partition("=")
         if not separator or not value:
             raise UserError(f"{word!r} is not of the form key=value, for example memory=gated_delta,gru")
+        if key in _OWN or key in _OF_FILES:
+            raise UserError(f"{word}: not in a comparison; use {_OWN.get(key) or _OF_FILES[key]}")
         if key == "experiment":
             name = value
         elif key in ("env", "memory"):

@@ -1,8 +1,8 @@
 """Runs of a comparison as tasks of a Ray cluster (optional package: ``pip install ray``).
 
 The run folders must lie where every node sees them (a shared file system, or one machine). A task that is lost with
-its node is started again elsewhere by Ray, and goes on from the run's last checkpoint: nothing but the frames since
-then is computed twice.
+its worker or its node is started again, and goes on from the run's last checkpoint: nothing but the frames since then
+is computed twice.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from lifelong.experiments.engine import Ended, Job, fault_of
 from lifelong.experiments.errors import RunFailed, UserError
 
 _CONNECT_SECONDS = 5
+_RETRIES = 5  # of a run whose worker or node was lost; a run that kills its worker each time must come to an end
+# What an HTTP/2 client says first (RFC 9113), with empty settings; a server answers with its own: a frame of type 4.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 class RayEngine:
@@ -51,8 +55,10 @@ class RayEngine:
             raise UserError(f"engine=ray: no node can take a run of {threads} threads and {gpus} GPUs; it has {total}")
         self.slots = fits if slots is None else slots
         # A process for each run: torch's settings and a core's plugins stay its own.
-        self._task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=-1, max_calls=1)(_task)
+        # Retries are ours: Ray would count only some of the ways in which a worker dies.
+        self._task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0, max_calls=1)(_task)
         self._running: dict[Any, Job] = {}
+        self._lost: Counter[Job] = Counter()
 
     def start(self, job: Job) -> None:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -70,8 +76,15 @@ class RayEngine:
             try:
                 code = ray.get(reference)
                 result.append(Ended(job, None if code == 0 else fault_of(job, code)))
-            except ray.exceptions.RayError as error:
+            except ray.exceptions.RayTaskError as error:  # raised by the run itself, and would be again
                 result.append(Ended(job, " ".join(str(error).split())[:300]))
+            except ray.exceptions.RayError as error:
+                self._lost[job] += 1
+                if self._lost[job] <= _RETRIES:
+                    self.start(job)
+                else:
+                    reason = " ".join(str(error).split())[:300]
+                    result.append(Ended(job, f"its worker was lost {self._lost[job]} times; {reason}"))
         return result
 
     def stop(self) -> None:
@@ -96,15 +109,28 @@ def _task(folder: str, words: list[str], threads: int) -> int:
 
 
 def _refuse_dead_address(address: str) -> None:
-    """Ray waits for minutes for a cluster that is not there; a socket knows at once.
+    """Ray waits for minutes for a cluster that is not there; a socket knows at once, and so does a greeting: Ray speaks
+    gRPC, which is HTTP/2.
 
     Raises:
-        UserError: nothing listens there.
+        UserError: nothing listens there, or not Ray.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise UserError(f"ray_address={address}: must be host:port, ray://host:port, or auto")
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
-        raise UserError(f"ray_address={address}: nothing answers there ({error.strerror or error})") from error
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS) as connection:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return  # it would not understand the greeting
+            connection.sendall(_GREETING)
+            with connection.makefile("rb") as answers:
+                frame = answers.read(4)
+    except TimeoutError as error:
+        raise UserError(
+            f"ray_address={address}: no answer within {_CONNECT_SECONDS} seconds; not a Ray cluster"
+        ) from error
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"ray_address={address}: nothing answers there ({reason})") from error
+    if frame[3:] != b"\x04":
+        raise UserError(f"ray_address={address}: what answers there is not a Ray cluster")
