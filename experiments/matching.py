@@ -15,7 +15,7 @@ from lifelong.memory import MemoryCore, core_options, make_core
 _NOT_WIDTHS = ("layers", "heads", "convolution_taps", "feed_forward")
 _STEPS = (1, 2, 4, 8, 16)  # some cores want even widths, or multiples of more
 _LARGEST = 1 << 20
-_NEAR = 0.1  # a miss by more than this share is worth a sentence
+NEAR = 0.1  # a miss by more than this share is worth a sentence
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _note(option: str | None, reached: int, target: int, unit: str) -> str:
     if reached == 0:
         return f"it has no {unit} to match"
     miss = reached / target - 1.0
-    if abs(miss) <= _NEAR:
+    if abs(miss) <= NEAR:
         return ""
     way = "above" if miss > 0 else "below"
     reason = "no option moves it" if option is None else "the nearest it can be"

@@ -8,8 +8,6 @@ The HTML is one file that opens from the disk without a network. The same runs g
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,16 @@ from lifelong.experiments.report_figures import make_looks, section_pictures
 from lifelong.experiments.report_life import LifeNumbers, life_numbers
 from lifelong.experiments.report_life_figures import life_pictures
 from lifelong.experiments.report_numbers import Numbers, across_numbers, section_numbers
-from lifelong.experiments.report_pages import Page, left_out_block, life_block, overview, section_block, switches_block
+from lifelong.experiments.report_pages import (
+    Page,
+    left_out_block,
+    life_block,
+    no_summary_block,
+    overview,
+    section_block,
+    switches_block,
+)
+from lifelong.experiments.report_plan import Plan, read_plan
 from lifelong.experiments.report_runs import LeftOut, read_runs
 from lifelong.experiments.run_folder import write_atomically, write_json
 
@@ -34,13 +41,13 @@ def report(arguments: list[str]) -> int:
     """
     folder, out, archive = _parse(arguments)
     runs, left_out = read_runs(folder)
-    plan = _read_plan(folder)
-    left_out += plan.missing
+    plan, corrupt = read_plan(folder)
+    left_out = plan.complete(runs, left_out) + corrupt
     for each in left_out:
         print(f"left out: {each.path}: {each.reason}")
     if not runs:
         raise UserError(f"{folder}: no finished run below it ({len(left_out)} left out)")
-    sections, twice = make_sections(runs)
+    sections, twice = make_sections(runs, plan)
     for each in twice:
         print(f"left out: {each.path}: {each.reason}")
     page, data = _compose(folder.resolve().name, plan, sections, [*left_out, *twice])
@@ -66,7 +73,7 @@ def report(arguments: list[str]) -> int:
     return 0
 
 
-def _compose(name: str, plan: _Plan, sections: list[Section], left_out: list[LeftOut]) -> tuple[Page, dict[str, Any]]:
+def _compose(name: str, plan: Plan, sections: list[Section], left_out: list[LeftOut]) -> tuple[Page, dict[str, Any]]:
     numbers = [section_numbers(section) for section in sections]
     lives = [life_numbers(section) for section in sections]
     across = across_numbers(sections)
@@ -75,6 +82,8 @@ def _compose(name: str, plan: _Plan, sections: list[Section], left_out: list[Lef
     blocks = [overview(runs, sections, left_out, plan.words)]
     if across is not None:
         blocks.append(section_block(across, None, section_pictures(across, look)))
+    elif len({section.environment for section in sections}) > 1:
+        blocks.append(no_summary_block(sections))
     for section, own, evaluations in zip(sections, numbers, lives, strict=True):
         blocks.append(section_block(own, section, section_pictures(own, look)))
         blocks += [life_block(own.title, each, life_pictures(each, look)) for each in evaluations]
@@ -105,35 +114,6 @@ def _parse(arguments: list[str]) -> tuple[Path, Path, Path | None]:
     if archive is not None and archive.resolve() == folder.resolve():
         raise UserError(f"archive={archive}: is the folder that is reported on; allowed: another")
     return folder, out, archive
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What ``compare.json`` says, where ``lifelong compare`` made the folder."""
-
-    words: list[str]  # how the cores were matched
-    missing: list[LeftOut]  # runs that were planned and have no folder
-
-
-def _read_plan(folder: Path) -> _Plan:
-    path = folder / "compare.json"
-    if not path.exists():
-        return _Plan([], [])
-    words, missing = [], []
-    try:
-        plan = json.loads(path.read_text())
-        comparison = plan["comparison"]
-        if comparison["match"] != "none":
-            budget = "that of the first core" if comparison["budget"] is None else f"{comparison['budget']:,}"
-            words = [f"The cores were matched by {comparison['match'].replace('_', ' ')}: {budget}."]
-        for cell in plan["cells"]:
-            if cell["learning_rate"] is not None:
-                rate = f"{cell['env']}/{cell['memory']}/lr{cell['learning_rate']:g}"
-                runs = [f"{rate}/seed{seed}" for seed in range(comparison["seeds"])]
-                missing += [LeftOut(run, "planned, and not run yet") for run in runs if not (folder / run).exists()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return _Plan([], [LeftOut(path.name, "corrupt: cannot be read")])
-    return _Plan(words, missing)
 
 
 def _print_table(header: list[str], rows: list[list[str]]) -> None:

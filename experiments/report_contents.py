@@ -1,9 +1,9 @@
 """What is compared with what: runs of one environment side by side, each core at its best learning rate.
 
-A *section* holds the runs of one environment: the same env config, the same versions, references and frames. Runs that
-differ in any of these are not comparable and get sections of their own. A *contender* of a section is a core with all
-that its config says but for the seed and the learning rate; its name is the core's, and what tells two contenders of
-one core apart.
+A *section* holds the runs of one environment: the same name and config, the same versions, references and frames. Runs
+that differ in any of these are not comparable and get sections of their own. A *contender* of a section is a core with
+all that its config says but for the seed and the learning rate; its name is the core's, and what tells two contenders
+of one core apart.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from lifelong.experiments.metrics.lifetime import normalised_score
+from lifelong.experiments.report_plan import NO_PLAN, Plan
 from lifelong.experiments.report_runs import LeftOut, Run
 
 Rate = tuple[float, float]
@@ -34,7 +36,13 @@ class Contender:
     name: str
     by_rate: dict[Rate, list[Run]]  # ascending; runs by seed
     chosen: Rate
-    seeds_of_choice: tuple[int, ...]  # on which the learning rates were compared; empty where there was one only
+    seeds_of_choice: tuple[int, ...]  # on which the learning rates were compared here; empty where they were not
+    planned: float | None = None  # the learning rate that ``lifelong compare`` chose, where it says so
+
+    @property
+    def as_planned(self) -> bool:
+        """Whether these are the runs of the learning rate that ``lifelong compare`` chose."""
+        return self.planned is not None and _is_rate(self.chosen, self.planned)
 
     @property
     def runs(self) -> list[Run]:
@@ -46,7 +54,8 @@ class Contender:
 class Section:
     """One environment."""
 
-    title: str
+    title: str  # its name, and what tells it from other sections of that name
+    environment: str
     env: dict[str, Any]
     versions: tuple[str, ...]
     per: str
@@ -66,25 +75,32 @@ class Section:
 
     def score(self, value: Any) -> Any:
         """0 is the random policy, 1 the oracle; numbers or arrays."""
-        low, high = self.references["random"], self.references["oracle"]
-        return (value - low) / (high - low)
+        return normalised_score(value, self.references["random"], self.references["oracle"])
 
 
-def make_sections(runs: Iterable[Run]) -> tuple[list[Section], list[LeftOut]]:
+def make_sections(runs: Iterable[Run], plan: Plan = NO_PLAN) -> tuple[list[Section], list[LeftOut]]:
     """Sort runs into sections, by title; a second run of the same seed is left out."""
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        key = [run.config["env"], run.versions, run.references, run.per, run.frames[-1]]
+        key = [plan.environment_of(run), run.config["env"], run.versions, run.references, run.per, run.frames[-1]]
         groups[json.dumps(key, sort_keys=True)].append(run)
-    titles = _titles(list(groups.values()))
+    names = [plan.environment_of(group[0]) for group in groups.values()]
+    titles = _titles(names, [group[0] for group in groups.values()])
     sections, left_out = [], []
-    for title, group in sorted(zip(titles, groups.values(), strict=True), key=lambda pair: pair[0]):
-        contenders, unequal, twice = _contenders(group)
+    for title, name, group in sorted(zip(titles, names, groups.values(), strict=True), key=lambda each: each[0]):
+        contenders, unequal, twice = _contenders(group, plan)
         first = group[0]
-        frames = int(first.frames[-1])
         sections.append(
             Section(
-                title, first.config["env"], first.versions, first.per, first.references, frames, contenders, unequal
+                title=title,
+                environment=name,
+                env=first.config["env"],
+                versions=first.versions,
+                per=first.per,
+                references=first.references,
+                frames=int(first.frames[-1]),
+                contenders=contenders,
+                unequal=unequal,
             )
         )
         left_out += twice
@@ -111,13 +127,18 @@ def choose_rate(by_rate: dict[Rate, list[Run]]) -> tuple[Rate, tuple[int, ...]]:
     return max(by_rate, key=level), tuple(sorted(seeds))
 
 
+def _is_rate(rate: Rate, first: float) -> bool:
+    """As in the names of folders, so that what was rounded on the way to a config is known again."""
+    return f"{rate[0]:g}" == f"{first:g}"
+
+
 def rate_text(rate: Rate) -> str:
     """``0.002``, or ``0.002 to 0.0005`` where it falls."""
     first, last = rate
     return f"{first:g}" if first == last else f"{first:g} to {last:g}"
 
 
-def _contenders(group: list[Run]) -> tuple[list[Contender], dict[str, dict[str, Any]], list[LeftOut]]:
+def _contenders(group: list[Run], plan: Plan) -> tuple[list[Contender], dict[str, dict[str, Any]], list[LeftOut]]:
     by_identity: dict[str, list[Run]] = defaultdict(list)
     for run in group:
         by_identity[json.dumps(_identity(run), sort_keys=True)].append(run)
@@ -130,7 +151,10 @@ def _contenders(group: list[Run]) -> tuple[list[Contender], dict[str, dict[str, 
             if before is not run:
                 left_out.append(LeftOut(run.path, f"the same seed and settings as {before.path}"))
         ordered = {rate: [seeds[seed] for seed in sorted(seeds)] for rate, seeds in sorted(by_rate.items())}
-        contenders.append(Contender(name, ordered, *choose_rate(ordered)))
+        planned = plan.learning_rate_of(runs)
+        there = [rate for rate in ordered if planned is not None and _is_rate(rate, planned)]
+        choice = (there[0], ()) if there else choose_rate(ordered)
+        contenders.append(Contender(name, ordered, *choice, planned))
     contenders.sort(key=lambda contender: contender.name)
     return contenders, _unequal(contenders), left_out
 
@@ -164,10 +188,8 @@ def _unequal(contenders: Sequence[Contender]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _titles(groups: list[list[Run]]) -> list[str]:
-    """The environment's name, with what tells sections of one name apart."""
-    firsts = [group[0] for group in groups]
-    names = [str(run.config["env"].get("id") or run.config["env"]["name"]) for run in firsts]
+def _titles(names: list[str], firsts: list[Run]) -> list[str]:
+    """The environments' names, with what tells sections of one name apart."""
     facts = [_facts(run) for run in firsts]
     titles = []
     for name, own in zip(names, facts, strict=True):

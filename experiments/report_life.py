@@ -1,11 +1,12 @@
 """The numbers of evaluation lives: one unbroken life after another, from ``evaluation_*.json``.
 
 Of an evaluation its ``options`` are read, its ``spans`` (parts of the life: value, score, cost and the memory's health
-at their ends) and, where it has them, its ``curves``:
+at their ends) and, where it has them, its ``lifetime_score`` (``whole`` and ``second_half``) and its ``curves``:
 
     recall_by_age  [{age, hits, trials}]                 hits and trials one for each life, or summed over lives
     recovery       [{steps, censored}]                   and, each as it may be: count (of changes alike), life,
                                                          change_decade (the change came at life step 10^d to 10^(d+1))
+    changes        [{judged, all}]                       changes whose recovery could be judged, and all
     adaptation     [{steps_since_change, reward, count}]
 
 Lives are drawn within seeds for the intervals, since lives of one seed share their weights; where the lives of a seed
@@ -17,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,10 +26,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lifelong.experiments.evaluate import EvaluateOptions
+from lifelong.experiments.evaluate_options import EvaluateOptions
 from lifelong.experiments.metrics.aggregate import Array, Estimate, cluster_weights, percentile_interval
 from lifelong.experiments.metrics.recovery import kaplan_meier
-from lifelong.experiments.metrics.retention import chance_corrected, half_life
+from lifelong.experiments.metrics.retention import chance_corrected, decades_remembered, half_life
 from lifelong.experiments.report_contents import Contender, Section
 from lifelong.experiments.report_numbers import Curve, iqm_estimate, without_interval
 
@@ -40,6 +41,7 @@ _CHANGES_FOR_A_MEDIAN = 20
 _ALWAYS_SAID = ("life_steps", "lives")
 # Measures of the memory's health that make a figure, as spans name them: "memory/state_norm" and so on.
 HEALTH = ("state_norm", "effective_rank", "state_max", "state_non_finite", "write_size", "surprise_before")
+_LIFETIME = {"lifetime_score": "whole", "lifetime_score_second_half": "second_half"}
 # Curves that are made of spans.
 _OF_SPANS = {
     "cost_microseconds": "microseconds_per_step",
@@ -123,12 +125,20 @@ def _core_life(contender: Contender, section: Section, runs_of: dict[str, list[R
         add(_series(name, spans, "stop", key))
     adaptation = [[record for each in run for record in each.get("adaptation", [])] for run in curves]
     add(_series("adaptation", adaptation, "steps_since_change", "reward"))
-    if recall := _recall([[each.get("recall_by_age", []) for each in run] for run in curves]):
+    for name, part in _LIFETIME.items():
+        known = [[float(each["lifetime_score"][part]) for each in run if each.get("lifetime_score")] for run in runs]
+        if all(known):
+            core.scalars[name] = iqm_estimate([[float(np.mean(each)) for each in known]])
+    recalls = [[each.get("recall_by_age", []) for each in run] for run in curves]
+    if recall := _recall(recalls):
         core.curves["recall"] = recall
         if (chance := _chance(section)) is not None:
-            known = recall.at > 0
-            corrected = chance_corrected(recall.estimate.value[known], chance)
-            core.scalars["recall_half_life"] = without_interval(half_life(recall.at[known], corrected))
+            corrected = chance_corrected(recall.estimate.value, chance)
+            core.scalars["recall_half_life"] = without_interval(half_life(recall.at, corrected))
+            core.scalars |= _decades([each for run in recalls for records in run for each in records], chance)
+    counts = [each for run in curves for curve in run for each in curve.get("changes", [])]
+    if of_all := sum(each["all"] for each in counts):
+        core.scalars["judged_share"] = without_interval(sum(each["judged"] for each in counts) / of_all)
     recoveries = [[each.get("recovery", []) for each in run] for run in curves]
     if any(records for run in recoveries for records in run):
         changes = _Changes.gather(recoveries)
@@ -173,6 +183,20 @@ def _recall(runs: Sequence[Sequence[Records]]) -> Curve | None:
         draws = (weights @ lives[..., 0]) / (weights @ lives[..., 1])
     low, high = np.nanquantile(draws, [0.025, 0.975], axis=0)
     return Curve(np.array(ages), Estimate(hits / trials, low, high))
+
+
+def _decades(records: Records, chance: float) -> dict[str, Estimate]:
+    """Decades of age that are remembered, where every decade up to the oldest age was asked for."""
+    hits, trials = Counter[int](), Counter[int]()
+    for each in records:
+        if each["age"] > 0 and np.sum(each["trials"]) > 0:
+            decade = len(str(int(each["age"])))  # 1 to 9, 10 to 99: by comparison, and not by a logarithm's rounding
+            hits[decade] += int(np.sum(each["hits"]))
+            trials[decade] += int(np.sum(each["trials"]))
+    if not trials or len(trials) < max(trials):
+        return {}
+    shares = [hits[decade] / trials[decade] for decade in sorted(trials)]
+    return {"decades_remembered": without_interval(decades_remembered(chance_corrected(shares, chance)))}
 
 
 def _recall_table(records: Records, ages: list[float]) -> Array:

@@ -8,8 +8,9 @@ part happen by chance too often.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -97,10 +98,25 @@ def section_numbers(section: Section) -> Numbers:
     return numbers
 
 
+def not_pooled(sections: Sequence[Section]) -> dict[str, str]:
+    """Environments that no number across environments can hold, and why."""
+    by_name: dict[str, list[Section]] = {}
+    for section in sections:
+        by_name.setdefault(section.environment, []).append(section)
+    reasons = {}
+    for name, own in by_name.items():
+        if len(own) > 1:
+            told = ", ".join(section.title.removeprefix(name).strip(" ()") for section in own)
+            reasons[name] = f"{len(own)} sets of runs that cannot be compared: {told}"
+        elif not own[0].has_scores:
+            reasons[name] = "no reference levels are known, so there are no scores"
+    return reasons
+
+
 def across_numbers(sections: Sequence[Section]) -> Numbers | None:
     """Across the environments that have scores; None where there is only one, or no core that was in all of them."""
-    names = [section.env.get("id") or section.env["name"] for section in sections]
-    pooled = [s for s, name in zip(sections, names, strict=True) if s.has_scores and names.count(name) == 1]
+    reasons = not_pooled(sections)
+    pooled = [section for section in sections if section.environment not in reasons]
     if len(pooled) < 2:
         return None
     tables = [{contender.name: contender for contender in section.contenders} for section in pooled]
@@ -132,6 +148,7 @@ def across_numbers(sections: Sequence[Section]) -> Numbers | None:
     numbers.notes = [f"Over {', '.join(section.title for section in pooled)}; every run counts alike."]
     if missing:
         numbers.notes.append(f"Not in every environment, and therefore not here: {', '.join(missing)}.")
+    numbers.notes += [f"Not in it: {name} ({reason})." for name, reason in reasons.items()]
     return numbers
 
 
@@ -232,6 +249,10 @@ def _after_change(runs: list[Run]) -> Curve | None:
 
 def _notes(section: Section) -> list[str]:
     notes = []
+    codes = Counter(run.code or "not said" for each in section.contenders for run in each.runs)
+    if len(codes) > 1:
+        told = ", ".join(f"{code} ({count} {'run' if count == 1 else 'runs'})" for code, count in sorted(codes.items()))
+        notes.append(f"The code of the package was not the same in all of these runs: {told}.")
     tried = {len(contender.by_rate) for contender in section.contenders}
     if tried == {1}:
         notes.append("One learning rate was tried for each core: another might order them differently.")
@@ -246,6 +267,11 @@ def _notes(section: Section) -> list[str]:
 
 def chosen_on(contender: Contender) -> str:
     """How the learning rate came about, in words."""
+    if contender.as_planned:
+        return f"learning rate {rate_text(contender.chosen)}, which the comparison chose"
+    if contender.planned is not None:
+        missing = f"; the comparison chose {contender.planned:g}, of which no run is here"
+        return chosen_on(replace(contender, planned=None)) + missing
     if not contender.seeds_of_choice:
         return f"learning rate {rate_text(contender.chosen)}, the only one tried"
     seeds = ", ".join(map(str, contender.seeds_of_choice))

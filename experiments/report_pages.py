@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,16 +16,17 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 from lifelong.experiments.metrics.aggregate import Estimate
 from lifelong.experiments.report_contents import Section
 from lifelong.experiments.report_life import LifeNumbers
-from lifelong.experiments.report_numbers import LEVELS, SEEDS_FOR_A_CLAIM, Numbers, chosen_on
+from lifelong.experiments.report_numbers import LEVELS, SEEDS_FOR_A_CLAIM, Numbers, chosen_on, not_pooled
 from lifelong.experiments.report_runs import LeftOut
 from lifelong.experiments.report_style import Picture
 
 _HOW_TO_READ = (
-    "Each core is shown at the learning rate whose final quarter was best; the seeds that chose it are among those "
-    "shown. Final quarter and best update stand side by side, so that a collapse shows. Numbers are interquartile "
-    "means over seeds with a 95 % stratified bootstrap interval (the definitions of rliable). A score is 0 for the "
-    "random policy and 1 for the oracle of the environment. That one core is better than another is said only where "
-    f"the intervals of their final quarters part and both have {SEEDS_FOR_A_CLAIM} seeds or more."
+    "Each core is shown at the learning rate that the comparison chose, or, where none says, at the one whose final "
+    "quarter was best; the seeds that chose it are among those shown. Final quarter and best update stand side by "
+    "side, so that a collapse shows. Numbers are interquartile means over seeds with a 95 % stratified bootstrap "
+    "interval (the definitions of rliable). A score is 0 for the random policy and 1 for the environment's oracle. "
+    "That one core is better than another is said only where the intervals of their final quarters part and both have "
+    f"{SEEDS_FOR_A_CLAIM} seeds or more."
 )
 
 
@@ -96,6 +98,7 @@ class Page:
             trim_blocks=True,
             lstrip_blocks=True,
         )
+        environment.filters["plain"] = _plain
         return environment.get_template(template).render(page=self)
 
 
@@ -103,8 +106,21 @@ def overview(runs: int, sections: Sequence[Section], left_out: Sequence[LeftOut]
     """What the report is about."""
     block = Block(2, "Overview")
     cores = {contender.name for section in sections for contender in section.contenders}
-    counts = f"{_count(runs, 'run')} of {_count(len(cores), 'core')} in {_count(len(sections), 'environment')}"
+    environments = {section.environment for section in sections}
+    counts = f"{_count(runs, 'run')} of {_count(len(cores), 'core')} in {_count(len(environments), 'environment')}"
+    if len(sections) > len(environments):
+        counts += f" ({len(sections)} sets of comparable runs)"
     block.paragraphs = [f"{counts}; {len(left_out)} left out.", *plan, _HOW_TO_READ]
+    return block
+
+
+def no_summary_block(sections: Sequence[Section]) -> Block:
+    """In place of the numbers across environments, where there are several environments and no such numbers."""
+    block = Block(2, "across environments")
+    reasons = [f"Not in it: {name} ({reason})." for name, reason in not_pooled(sections).items()]
+    without = {section.environment for section in sections} - not_pooled(sections).keys()
+    why = "no core is in all of them" if len(without) > 1 else "fewer than two environments could be summarised"
+    block.paragraphs = [f"There is no summary across environments: {why}.", *reasons]
     return block
 
 
@@ -131,19 +147,25 @@ def section_block(numbers: Numbers, section: Section | None, pictures: list[Pict
 
 def life_block(title: str, numbers: LifeNumbers, pictures: list[Picture]) -> Block:
     """Of the evaluation lives of one environment."""
-    block = Block(
-        3,
-        f"{title}: evaluation lives",
-        [f"Held-out seeds, slow weights frozen unless it says otherwise: {numbers.options}."],
-    )
+    block = Block(3, f"{title}: evaluation lives, {numbers.options}")
+    block.paragraphs = ["Held-out seeds, slow weights frozen unless it says otherwise."]
     header = ["core", "seeds", f"{numbers.unit}, first part", "last part", "largest entry"]
-    header += ["age at half recall", "steps to recover", "censored"]
+    header += ["lifetime score", "second half", "age at half recall", "decades remembered"]
+    header += ["steps to recover", "censored", "changes judged"]
     rows = []
     for core in numbers.cores:
         life, largest = core.curves.get("life"), core.curves.get("health_state_max")
         ends = [_at(life.estimate, 0), _at(life.estimate, -1)] if life else ["", ""]
-        measures = (("recall_half_life", "{:,.0f}"), ("recovery_median", "{:,.0f}"), ("censored_share", "{:.2f}"))
-        cells = [_with_interval(core.scalars.get(name), form) for name, form in measures]
+        measures = {
+            "lifetime_score": "{:.3f}",
+            "lifetime_score_second_half": "{:.3f}",
+            "recall_half_life": "{:,.0f}",
+            "decades_remembered": "{:.2f}",
+            "recovery_median": "{:,.0f}",
+            "censored_share": "{:.2f}",
+            "judged_share": "{:.2f}",
+        }
+        cells = [_with_interval(core.scalars.get(name), form) for name, form in measures.items()]
         rows.append([core.name, str(core.seeds), *ends, f"{largest.estimate.value[-1]:.3g}" if largest else "", *cells])
     kept = [index for index in range(len(header)) if index < 2 or any(row[index] for row in rows)]
     block.results = Table("Lives", [header[i] for i in kept], [[row[i] for i in kept] for row in rows])
@@ -248,6 +270,11 @@ def _place(title: str, pictures: list[Picture]) -> list[PlacedFigure]:
     while "--" in word:
         word = word.replace("--", "-")
     return [PlacedFigure(f"figures/{word}_{picture.name}.png", picture) for picture in pictures]
+
+
+def _plain(text: str) -> str:
+    """Text as Markdown that shows it as it is; an underscore inside a word needs nothing."""
+    return re.sub(r"[\\`*|<\[\]]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 
 
 def _count(number: int, noun: str) -> str:

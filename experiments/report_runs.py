@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,14 @@ _AFTER_CHANGE = "life/reward_after_change_"
 _STATE_BYTES = "memory/state_bytes"
 #: how the columns of progress.csv begin that are read here, but for "frames"
 CURVES = (*_METRICS.values(), _AFTER_CHANGE, _STATE_BYTES)
+_CODE = "code "  # how the line of versions.txt begins that does not make runs incomparable
 # How a run's folder is known, even where its config is gone.
 _MARKS = ("config.yaml", "progress.csv", "summary.json")
 # What the records of an evaluation must hold for a figure to be made of them.
 _RECORDS = {
     "recall_by_age": ("age", "hits", "trials"),
     "recovery": ("steps", "censored"),
+    "changes": ("judged", "all"),
     "adaptation": ("steps_since_change", "reward", "count"),
 }
 
@@ -46,6 +49,7 @@ class Run:
     path: str  # relative to the folder that is reported on
     config: dict[str, Any]
     versions: tuple[str, ...]
+    code: str  # of the package, which changes more often than its version; empty where the run does not say
     per: str  # "step": the curve is the reward rate; "episode": the mean return of the last episodes
     references: dict[str, float]
     final_quarter: float
@@ -91,7 +95,7 @@ def read_runs(folder: Path) -> tuple[list[Run], list[LeftOut]]:
             continue
         for file in sorted(path.glob("evaluation_*.json")):
             try:
-                runs[-1].evaluations.append(_read_evaluation(file))
+                runs[-1].evaluations.append(_read_evaluation(file, int(runs[-1].frames[-1])))
             except Unusable as error:
                 left_out.append(LeftOut(f"{name}/{file.name}", str(error)))
     return runs, left_out
@@ -131,10 +135,12 @@ def _read_run(path: Path, name: str) -> Run:
         raise Unusable(f"corrupt: progress.csv ends at {end} frames, summary.json at {frames:,}")
     if not math.isfinite(final) or not math.isfinite(best):
         raise Unusable("its rewards are not finite")
+    versions = [line for line in _text(path / "versions.txt").splitlines() if line]
     return Run(
         path=name,
         config=config,
-        versions=_versions(path / "versions.txt"),
+        versions=tuple(line for line in versions if not line.startswith(_CODE)),
+        code=next((line.removeprefix(_CODE) for line in versions if line.startswith(_CODE)), ""),
         per=per,
         references=references,
         final_quarter=float(final),
@@ -186,12 +192,22 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_evaluation(path: Path) -> dict[str, Any]:
+def _read_evaluation(path: Path, frames: int) -> dict[str, Any]:
+    """Of a run that is at so many frames."""
     value = _read_json(path)
     if not isinstance(value.get("options"), dict):
         raise Unusable(f"corrupt: {path.name} holds no options")
+    checkpoint = str(value.get("checkpoint", ""))
+    trained = re.fullmatch(r"frames_(\d+)", checkpoint)
+    if trained and int(trained[1]) != frames:
+        raise Unusable(f"of another checkpoint, {checkpoint}: the run is at {frames:,} frames; evaluate it again")
+    if value.get("fault"):
+        raise Unusable(f"the life ended in an error and does not go on: {' '.join(str(value['fault']).split())}")
     if value.get("finished") is False:
         raise Unusable("unfinished: the life goes on when it is evaluated again")
+    lifetime = value.get("lifetime_score")
+    if lifetime is not None and not (isinstance(lifetime, dict) and lifetime.keys() >= {"whole", "second_half"}):
+        raise Unusable(f"corrupt: {path.name}: lifetime_score must hold whole, second_half")
     records = {"spans": value.get("spans", []), **(value.get("curves") or {})}
     for name, keys in {"spans": ("stop",), **_RECORDS}.items():
         if not all(isinstance(each, dict) and each.keys() >= set(keys) for each in records.get(name, [])):
@@ -217,10 +233,6 @@ def _seconds(rows: list[dict[str, str]]) -> float | None:
         total += (int(row["frames"]) - before) / float(row["time/fps"])
         before = int(row["frames"])
     return total if rows else None
-
-
-def _versions(path: Path) -> tuple[str, ...]:
-    return tuple(line for line in _text(path).splitlines() if line)
 
 
 def _text(path: Path) -> str:

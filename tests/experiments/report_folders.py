@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,20 @@ def write_run(
     return folder
 
 
-def write_evaluation(run: Path, options: dict[str, Any], curves: dict[str, Any] | None, scores: list[float]) -> Path:
-    """An evaluation of ``run`` with one span of 100 steps for each score."""
+def write_plan(
+    folder: Path, cells: list[dict[str, Any]], failed: Sequence[dict[str, str]] = (), **comparison: Any
+) -> None:
+    """``compare.json``; of ``cells`` only what a test is about."""
+    settings = {"match": "none", "budget": None, "seeds": 1, "tuning_seeds": 1, "learning_rates": [0.002, 0.005]}
+    plan: dict[str, Any] = {"comparison": settings | comparison, "failed": list(failed)}
+    plan["cells"] = [{"learning_rate": None, **cell} for cell in cells]
+    (folder / "compare.json").write_text(json.dumps(plan))
+
+
+def write_evaluation(
+    run: Path, options: dict[str, Any], curves: dict[str, Any] | None, scores: list[float], **more: Any
+) -> Path:
+    """An evaluation of ``run`` with one span of 100 steps for each score, and ``more``."""
     spans = [
         {
             "start": 100 * index,
@@ -93,7 +106,7 @@ def write_evaluation(run: Path, options: dict[str, Any], curves: dict[str, Any] 
         }
         for index, score in enumerate(scores)
     ]
-    result = {"options": options, "spans": spans} | ({} if curves is None else {"curves": curves})
+    result = {"options": options, "spans": spans} | ({} if curves is None else {"curves": curves}) | more
     path = run / f"evaluation_{options['life_steps']}_steps_seed{options.get('seed', 0)}.json"
     path.write_text(json.dumps(result))
     return path

@@ -15,12 +15,14 @@ import pytest
 from lifelong.experiments.report_contents import choose_rate, make_sections
 from lifelong.experiments.report_figures import section_pictures
 from lifelong.experiments.report_life import life_numbers
-from lifelong.experiments.report_numbers import across_numbers, section_numbers
-from lifelong.experiments.report_runs import read_runs
+from lifelong.experiments.report_numbers import across_numbers, chosen_on, section_numbers
+from lifelong.experiments.report_pages import Page, Table, left_out_block, life_block, no_summary_block, overview
+from lifelong.experiments.report_plan import read_plan
+from lifelong.experiments.report_runs import LeftOut, read_runs
 from lifelong.experiments.report_style import looks
 
 sys.path.insert(0, str(Path(__file__).parent))
-from report_folders import STEP, VERSIONS, write_evaluation, write_run
+from report_folders import STEP, VERSIONS, write_evaluation, write_plan, write_run
 
 FLAT = [0.5] * 8
 
@@ -28,7 +30,9 @@ FLAT = [0.5] * 8
 def sections_of(folder):
     runs, left_out = read_runs(folder)
     assert left_out == []
-    sections, twice = make_sections(runs)
+    plan, corrupt = read_plan(folder)
+    assert corrupt == []
+    sections, twice = make_sections(runs, plan)
     assert twice == []
     return sections
 
@@ -55,6 +59,29 @@ def test_runs_of_other_versions_or_environments_stand_in_sections_of_their_own(t
     assert any("torch 2.12.0" in title for title in titles)
     assert any("num_lives 32" in title for title in titles)
     assert any("reference oracle 0.9" in title for title in titles)
+
+
+def test_runs_of_other_code_stand_together_and_it_is_said(tmp_path):
+    write_run(tmp_path / "a", seed=0, versions=VERSIONS + "code 11aa\n")
+    write_run(tmp_path / "b", seed=1, versions=VERSIONS + "code 22bb\n")
+    write_run(tmp_path / "c", seed=2)
+    (section,) = sections_of(tmp_path)
+    notes = section_numbers(section).notes
+    assert any("11aa (1 run), 22bb (1 run), not said (1 run)" in note for note in notes)
+
+
+def test_runs_of_the_same_code_need_no_word(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"{seed}", seed=seed, versions=VERSIONS + "code 11aa\n")
+    (section,) = sections_of(tmp_path)
+    assert not any("code" in note for note in section_numbers(section).notes)
+
+
+def test_an_environment_has_the_name_under_which_it_was_compared(tmp_path):
+    for name in ("endless_tmaze", "long_tmaze"):
+        write_run(tmp_path / name / "gru" / "lr0.002" / "seed0", env={"name": "long_tmaze"})
+    write_plan(tmp_path, [{"env": "endless_tmaze", "memory": "gru"}])
+    assert [section.title for section in sections_of(tmp_path)] == ["endless_tmaze", "long_tmaze"]
 
 
 def test_runs_of_other_lengths_are_not_compared(tmp_path):
@@ -112,6 +139,69 @@ def test_learning_rates_without_a_common_seed_are_judged_each_on_its_own(tmp_pat
     assert seeds == (0, 1)
 
 
+def test_the_learning_rate_is_the_one_that_the_comparison_chose(tmp_path):
+    """0.005 is the better one on the seed that both have; the comparison looked at scores, or at other runs."""
+    for rate, level in ((0.002, 0.4), (0.005, 0.7)):
+        write_run(tmp_path / "bandit" / "gru" / f"lr{rate}" / "seed0", curve=[level] * 8, rate=rate)
+    write_plan(tmp_path, [{"env": "bandit", "memory": "gru", "learning_rate": 0.002}])
+    contender = sections_of(tmp_path)[0].contenders[0]
+    assert contender.chosen[0] == 0.002
+    assert chosen_on(contender) == "learning rate 0.002 to 0.0005, which the comparison chose"
+
+
+def test_a_chosen_learning_rate_without_runs_is_said(tmp_path):
+    write_run(tmp_path / "bandit" / "gru" / "lr0.005" / "seed0", rate=0.005)
+    write_plan(tmp_path, [{"env": "bandit", "memory": "gru", "learning_rate": 0.002}])
+    contender = sections_of(tmp_path)[0].contenders[0]
+    assert contender.chosen[0] == 0.005
+    assert chosen_on(contender).endswith("the only one tried; the comparison chose 0.002, of which no run is here")
+
+
+# What was planned
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ([{}, {}], "The cores were matched by state bytes: 512."),
+        (
+            [{"note": ""}, {"note": "25% above"}],
+            "The cores were matched by state bytes: 512; not reached by b (25% above).",
+        ),
+        ([{"state_bytes": 512}, {"state_bytes": 2048}], "...: 512; not reached by b (it has 2,048)."),
+        ([{"match": "none"}, {"match": "none"}], ""),
+        (
+            [{"budget": 512, "note": ""}, {"budget": 1024, "note": ""}],
+            "The cores (a) were matched by state bytes: 512. The cores (b) were matched by state bytes: 1,024.",
+        ),
+    ],
+)
+def test_a_core_that_missed_the_size_is_named(tmp_path, cells, words):
+    named = [{"env": "bandit", "memory": name, **cell} for name, cell in zip("ab", cells, strict=True)]
+    write_plan(tmp_path, named, match="state_bytes", budget=512)
+    assert " ".join(read_plan(tmp_path)[0].words) == words.replace("...", "The cores were matched by state bytes")
+
+
+def test_what_was_planned_and_is_not_there_is_listed(tmp_path):
+    """gru: seed 1 failed in a folder that lay elsewhere; lstm: no rate yet, one run of two; none: nothing at all."""
+    write_run(tmp_path / "bandit/gru/lr0.002/seed0")
+    write_run(tmp_path / "bandit/lstm/lr0.005/seed0", "lstm")
+    write_run(tmp_path / "bandit/gru/lr0.002/seed2", seed=2, finished=False)
+    cells = [{"env": "bandit", "memory": name} for name in ("gru", "lstm", "none")]
+    cells[0]["learning_rate"] = 0.002
+    failed = [{"run": f"runs/old/bandit/gru/lr0.002/seed{seed}", "fault": "killed"} for seed in (0, 1, 2)]
+    write_plan(tmp_path, cells, failed, seeds=4)
+    plan, _ = read_plan(tmp_path)
+    found = {each.path: each.reason for each in plan.complete(*read_runs(tmp_path))}
+    assert found == {
+        "bandit/gru/lr0.002/seed1": "failed: killed",
+        "bandit/gru/lr0.002/seed2": "unfinished: 4,000 of 4,000 frames; failed: killed",
+        "bandit/gru/lr0.002/seed3": "planned, and not run yet",
+        "bandit/lstm/lr0.002/seed0": "planned, and not run yet",
+        "bandit/none": "planned, and no run of it has begun",
+    }
+
+
 # What cannot be used
 
 
@@ -131,6 +221,17 @@ def test_learning_rates_without_a_common_seed_are_judged_each_on_its_own(tmp_pat
         ("evaluation_9_steps_seed0.json", "{", "evaluation_9_steps_seed0.json cannot be read"),
         ("evaluation_9_steps_seed0.json", '{"options": {}, "curves": {"recovery": [{}]}}', "must hold steps, censored"),
         ("evaluation_9_steps_seed0.json", '{"options": {}, "finished": false}', "unfinished"),
+        (
+            "evaluation_9_steps_seed0.json",
+            '{"options": {}, "finished": false, "fault": "the memory is not finite"}',
+            "the life ended in an error and does not go on: the memory is not finite",
+        ),
+        (
+            "evaluation_9_steps_seed0.json",
+            '{"options": {}, "checkpoint": "frames_000000000384"}',
+            "of another checkpoint, frames_000000000384: the run is at 8,000 frames",
+        ),
+        ("evaluation_9_steps_seed0.json", '{"options": {}, "lifetime_score": {}}', "must hold whole, second_half"),
     ],
 )
 def test_a_broken_run_is_listed_and_the_others_are_reported(tmp_path, file, content, reason):
@@ -228,10 +329,38 @@ def test_across_environments_scores_are_pooled(tmp_path):
     assert "lstm" in numbers.notes[1]
 
 
+def test_what_is_not_in_the_summary_across_environments_is_said(tmp_path):
+    """Four environments: two in it, one of two lengths, one without references."""
+    for name in ("one", "two", "three"):
+        write_run(tmp_path / name, env={"name": name})
+    write_run(tmp_path / "longer", env={"name": "three"}, curve=FLAT)
+    write_run(tmp_path / "four", env={"name": "four"}, references={})
+    sections = sections_of(tmp_path)
+    numbers = across_numbers(sections)
+    assert numbers.title == "across 2 environments"
+    assert numbers.notes[1:] == [
+        "Not in it: four (no reference levels are known, so there are no scores).",
+        "Not in it: three (2 sets of runs that cannot be compared: frames 4,000, frames 8,000).",
+    ]
+    counts = overview(5, sections, [], []).paragraphs[0]
+    assert counts == "5 runs of 1 core in 4 environments (5 sets of comparable runs); 0 left out."
+
+
 def test_one_environment_in_two_versions_is_not_pooled(tmp_path):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", versions="lifelong 0.0.9\n")
-    assert across_numbers(sections_of(tmp_path)) is None
+    sections = sections_of(tmp_path)
+    assert across_numbers(sections) is None
+    assert "2 sets of runs that cannot be compared" in no_summary_block(sections).paragraphs[1]
+
+
+def test_environments_without_a_common_core_have_no_summary_and_it_is_said(tmp_path):
+    write_run(tmp_path / "a", "gru")
+    write_run(tmp_path / "b", "lstm", env={"name": "other"})
+    sections = sections_of(tmp_path)
+    assert across_numbers(sections) is None
+    (words,) = no_summary_block(sections).paragraphs
+    assert "no core is in all of them" in words
 
 
 # Lives
@@ -281,6 +410,44 @@ def test_recall_is_measured_against_guessing(tmp_path):
     (numbers,) = life_numbers(sections_of(tmp_path)[0])
     assert numbers.chance == 0.25
     assert numbers.cores[0].scalars["recall_half_life"].value == pytest.approx(10**1.5)
+
+
+def test_decades_remembered_are_counted_where_every_decade_was_asked_for(tmp_path):
+    """All of the first decade, half above chance of the second (ages 10 and 50 together), nothing of the third."""
+    asked = [(0, 10, 10), (1, 8, 8), (9, 8, 8), (10, 7, 8), (50, 3, 8), (100, 4, 16)]
+    records = [{"age": age, "hits": hits, "trials": trials} for age, hits, trials in asked]
+    for name, kept in (("whole", records), ("gap", records[:3] + records[5:])):
+        run = write_run(tmp_path / name / "seed0", curve=FLAT, env={"name": "recall_stream", "values": 4})
+        write_evaluation(run, OPTIONS, {"recall_by_age": kept}, [0.5])
+    found = [life_numbers(sections_of(tmp_path / name)[0])[0].cores[0].scalars for name in ("whole", "gap")]
+    assert found[0]["decades_remembered"].value == pytest.approx(1.5)
+    assert "decades_remembered" not in found[1]
+
+
+def test_the_lifetime_score_is_that_of_the_evaluations(tmp_path):
+    for seed, score in enumerate((0.4, 0.6)):
+        run = write_run(tmp_path / f"seed{seed}", "gru", seed, FLAT)
+        lifetime = {"whole": score, "second_half": score + 0.2}
+        newest = f"frames_{len(FLAT) * STEP:012d}"
+        write_evaluation(run, OPTIONS, None, [score], lifetime_score=lifetime, checkpoint=newest, fault=None)
+    (numbers,) = life_numbers(sections_of(tmp_path)[0])
+    assert numbers.cores[0].scalars["lifetime_score"].value == pytest.approx(0.5)
+    assert numbers.cores[0].scalars["lifetime_score_second_half"].value == pytest.approx(0.7)
+    table = life_block("bandit", numbers, []).results
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert row["lifetime score"].startswith("0.500 (")
+    assert row["second half"].startswith("0.700 (")
+
+
+def test_the_share_of_changes_that_were_judged_stands_beside_the_median(tmp_path):
+    recovery = [{"steps": 3, "censored": False, "count": 30}]
+    changes = [{"change_decade": 1, "judged": 10, "all": 80}, {"change_decade": 2, "judged": 20, "all": 20}]
+    run = write_run(tmp_path / "seed0", curve=FLAT)
+    write_evaluation(run, OPTIONS, {"recovery": recovery, "changes": changes}, [0.5])
+    (numbers,) = life_numbers(sections_of(tmp_path)[0])
+    table = life_block("bandit", numbers, []).results
+    assert table.header[-3:] == ["steps to recover", "censored", "changes judged"]
+    assert table.rows[0][-3:] == ["3", "0.00", "0.30"]
 
 
 def test_counts_that_are_summed_over_lives_are_taken_too(tmp_path):
@@ -438,7 +605,15 @@ def test_an_archive_gives_the_same_report(lifelong, tmp_path, folder):
     assert lifelong("report", str(archive), f"out={tmp_path / 'second'}").returncode == 0
     assert (tmp_path / "first" / "report.csv").read_bytes() == (tmp_path / "second" / "report.csv").read_bytes()
     kept = {path.name for path in archive.rglob("*") if path.is_file()}
-    allowed = {"config.yaml", "versions.txt", "command.txt", "timing.csv", "progress.csv", "summary.json", "compare.json"}
+    allowed = {
+        "config.yaml",
+        "versions.txt",
+        "command.txt",
+        "timing.csv",
+        "progress.csv",
+        "summary.json",
+        "compare.json",
+    }
     assert {name for name in kept if not name.startswith("evaluation_")} <= allowed
 
 
@@ -477,6 +652,24 @@ def test_a_mistake_is_answered_in_one_line(lifelong, tmp_path, words, answer):
     assert result.returncode == 2
     assert answer in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_evaluations_with_other_options_are_named_in_the_terminal(lifelong, tmp_path):
+    run = write_run(tmp_path / "runs" / "a", curve=FLAT)
+    write_evaluation(run, OPTIONS, None, [0.5])
+    write_evaluation(run, {**OPTIONS, "life_steps": 400, "greedy": True}, None, [0.9])
+    result = lifelong("report", "runs")
+    assert "switching_bandit: evaluation lives, life_steps=200, lives=2: Lives" in result.stdout
+    assert "switching_bandit: evaluation lives, greedy=true, life_steps=400, lives=2: Lives" in result.stdout
+
+
+def test_markdown_shows_names_as_they_are():
+    block = left_out_block([LeftOut("a", "<b> and _c_")])
+    block.results = Table("t", ["gated_delta (heads=['plain', 'rotary*2'])"], [["a|b"]])
+    text = Page("runs", [block]).markdown()
+    assert r"gated_delta (heads=\['plain', 'rotary\*2'\])" in text
+    assert r"| a\|b |" in text
+    assert r"- a: \<b> and \_c\_" in text
 
 
 # Looks
