@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"
 Command = Callable[..., Any]
 
 
@@ -62,3 +65,32 @@ def test_tensorboard_shows_one_line_per_tag_by_frames_hyperparameters_and_curves
     assert "memory_histograms/surprise" in histograms
     layout = served("plugin/custom_scalars/layout")
     assert {category["title"] for category in layout["category"]} >= {"learning", "memory"}
+
+
+def test_the_page_of_metrics_holds_every_tag_that_is_written_and_no_other(
+    lifelong: Command, tiny: list[str], tmp_path: Path
+) -> None:
+    """With all on that writes tags; what TensorBoard's own pages are made of is no tag of ours."""
+    options = ["algorithm.plasticity_every=1", "algorithm.continual_backprop=1e-4", "algorithm.reward_scale_rate=0.01"]
+    options += ["algorithm.objective=average_reward", "frames=256", *tiny]
+    for env in ("switching_bandit", "associative_recall"):
+        assert lifelong("train", f"env={env}", *options, f"out=runs/{env}").returncode == 0
+        assert lifelong("evaluate", f"runs/{env}", "life_steps=20", "lives=4", "spans=1").returncode == 0
+    probes = ["memory=gated_delta", "probes=capacity", "updates=10", "state_floats=300,600"]
+    assert lifelong("probe", *probes, "out=runs/probe").returncode == 0
+    written = set()
+    for folder in {path.parent for path in (tmp_path / "runs").rglob("events.out.tfevents.*")}:
+        tags = EventAccumulator(str(folder)).Reload().Tags()
+        written |= {tag for kind in ("scalars", "histograms", "images") for tag in tags[kind]}
+        written |= {tag.removesuffix("/text_summary") for tag in tags["tensors"] if tag.endswith("/text_summary")}
+    documented = {word for word in re.findall(r"`([^`]+)`", METRICS.read_text()) if _is_tag(word)}
+    assert {tag for tag in written if not any(_matches(word, tag) for word in documented)} == set()
+    assert {word for word in documented if not any(_matches(word, tag) for tag in written)} == set()
+
+
+def _is_tag(word: str) -> bool:
+    return word == "config" or re.fullmatch(r"[a-z_]+/[A-Za-z0-9_/]+", word) is not None
+
+
+def _matches(documented: str, tag: str) -> bool:
+    return re.fullmatch(re.sub(r"[A-Z]+", ".+", documented), tag) is not None
