@@ -326,35 +326,6 @@ def test_what_listens_and_is_not_ray_is_said_so_before_anything_is_made(
 
 
 @pytest.mark.slow
-def test_on_ray_a_run_that_kills_its_worker_each_time_comes_to_an_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ray = pytest.importorskip("ray", reason="needs the optional package ray")
-    from lifelong.experiments import engine_ray
-
-    def deadly(folder: str, words: list[str], threads: int) -> int:
-        with Path(folder).with_suffix(".log").open("a") as log:
-            log.write("begun\n")
-        os.kill(os.getpid(), signal.SIGKILL)
-        return 0
-
-    monkeypatch.setenv("RAY_worker_niceness", "0")
-    monkeypatch.setattr(engine_ray, "_task", deadly)
-    monkeypatch.setattr(engine_ray, "_RETRIES", 1)
-    engine, job = engine_ray.RayEngine(1, 1, 0.0, None), Job(tmp_path / "run", ())
-    over: list[Ended] = []
-    try:
-        engine.start(job)
-        _wait_for(lambda: bool(over.extend(engine.ended()) or over))
-    finally:
-        engine.stop()
-        ray.shutdown()
-    assert [ended.job for ended in over] == [job]
-    assert "its worker was lost 2 times" in str(over[0].fault)
-    assert job.log.read_text() == "begun\n" * 2
-
-
-@pytest.mark.slow
 def test_on_a_ray_cluster_a_node_may_die_and_nothing_is_lost(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,6 +355,35 @@ def test_on_a_ray_cluster_a_node_may_die_and_nothing_is_lost(
     finally:
         cluster.shutdown()
         ray.shutdown()
+
+
+@pytest.mark.slow
+def test_on_ray_a_run_that_kills_its_worker_each_time_comes_to_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray", reason="needs the optional package ray")
+    from lifelong.experiments import engine_ray
+
+    def deadly(folder: str, words: list[str], threads: int) -> int:
+        with Path(folder).with_suffix(".log").open("a") as log:
+            log.write("begun\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    monkeypatch.setattr(engine_ray, "_task", deadly)
+    monkeypatch.setattr(engine_ray, "_RETRIES", 1)
+    engine, job = engine_ray.RayEngine(1, 1, 0.0, None), Job(tmp_path / "run", ())
+    over: list[Ended] = []
+    try:
+        engine.start(job)
+        _wait_for(lambda: bool(over.extend(engine.ended()) or over))
+    finally:
+        engine.stop()
+        ray.shutdown()
+    assert [ended.job for ended in over] == [job]
+    assert "its worker was lost 2 times" in str(over[0].fault)
+    assert job.log.read_text() == "begun\n" * 2
 
 
 def _wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
