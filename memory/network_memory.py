@@ -46,7 +46,9 @@ class NetworkDesign(LayerOptions):
     model:            matrix  f(x) = W x + w
                       mlp     f(x) = W2 gelu(W1 x + w1) + w2
     hidden:           width of the hidden layer of mlp, as a multiple of ``head_dim``
-    inner_norm:       whether f(x) = x + layer_norm(net(x)), with learned gain and shift
+    inner_norm:       whether f(x) = x + layer_norm(net(x)), with learned gain and shift. A norm over few entries is
+                      ill-conditioned where they happen to be nearly equal: in float32, gradients of steps and of a
+                      sequence agree to 3e-6 from ``head_dim`` 8 on (12 random draws), but only to 2e-5 at 4
     objective:        squared_error           of the newest pair
                       windowed_squared_error  of the latest ``window`` pairs, all of them at every step (Omega)
     window:           pairs of windowed_squared_error

@@ -50,7 +50,8 @@ VARIANTS: list[Case] = [
     ("shm", {"layers": 2, "width": 5, "rows": 3, "reset_state": "learned"}),
     ("mesa", {"heads": 2, "value_dim": 6, "retention": "none", "iterations": 40}),
     ("ttt_linear", {"heads": 2, "head_dim": 6, "inner_norm": False, "reset_state": "zero", "chunk": 1}),
-    ("ttt_mlp", {"layers": 2, "heads": 2, "head_dim": 4, "chunk": 3, "turn": "with", "convolution_taps": 0}),
+    # Narrower than 8, the norm of inner_norm is too ill-conditioned for 1e-5 in float32: see NetworkDesign.
+    ("ttt_mlp", {"layers": 2, "heads": 2, "head_dim": 8, "chunk": 3, "turn": "with", "convolution_taps": 0}),
     ("atlas", {"heads": 2, "head_dim": 8, "model": "matrix", "inner_norm": False, "chunk": 4}),
 ]
 # A learned reset state once for every way that it is handled (test_learned_reset.py goes through all cores).
