@@ -1,11 +1,12 @@
 """``lifelong compare``: which memory, in which world? Every core at its own best learning rate, over seeds.
 
 Stage one trains every core at every learning rate on ``tuning_seeds`` seeds; stage two trains it at the best of them
-(mean of the final quarter) on all ``seeds``. Everything that is known lies in the folder: a comparison that was killed
-is gone on with by the same command, and finished runs are not run again.
+(mean of the final quarter) on all ``seeds``, and each of these is evaluated over one unbroken life if ``evaluate`` says
+so. Everything that is known lies in the folder: a comparison that was killed is gone on with by the same command, and
+finished runs are not run again.
 
     FOLDER/compare.json                            the plan, the matched cores, the rates that were chosen
-    FOLDER/<env>/<memory>/lr<rate>/seed<k>/        a run, as ``lifelong train`` leaves it
+    FOLDER/<env>/<memory>/lr<rate>/seed<k>/        a run, as ``lifelong train`` and ``evaluate`` leave it
     FOLDER/<env>/<memory>/lr<rate>/seed<k>.log     what it printed
 """
 
@@ -26,6 +27,7 @@ from lifelong.experiments.compare_table import CellProgress, LiveTable, Result, 
 from lifelong.experiments.comparison import Cell, ComparisonConfig, cells_of, load_comparison, run_config
 from lifelong.experiments.engine import Ended, Engine, Job, LocalEngine
 from lifelong.experiments.errors import UserError
+from lifelong.experiments.evaluate_options import parse_options
 from lifelong.experiments.run_folder import locked
 from lifelong.experiments.run_log import read_rows
 
@@ -41,8 +43,9 @@ def compare(words: list[str]) -> int:
     if config.plan_only:
         runs = runs_of(config) * len(matched)
         frames = runs_of(config) * sum(each.frames for each in matched)
+        lives = f", {_counted(config.seeds * len(matched), 'life')}" if config.evaluate else ""
         places = f"{_counted(len(config.cores), 'core')} in {_counted(len(config.environments), 'environment')}"
-        print(f"{places}, {_counted(runs, 'run')}, {frames:,} frames; nothing was run")
+        print(f"{places}, {_counted(runs, 'run')}, {frames:,} frames{lives}; nothing was run")
         return 0
     with _engine(config, run_config(cells[0]).threads) as engine:
         try:
@@ -71,6 +74,8 @@ class _Comparison:
         self.threads = run_config(matched[0].cell).threads
         self.chosen: dict[tuple[str, str], float] = {}
         self.failed: list[Ended] = []
+        self.lives = parse_options(config.evaluate)
+        self._evaluated: set[Job] = set()
         self._reached: dict[Job, Reached | None] = {}
 
     def job(self, cell: Cell, learning_rate: float, seed: int) -> Job:
@@ -91,11 +96,29 @@ class _Comparison:
             jobs += [job for seed in range(self.config.seeds) if (job := self.job(cell, rate, seed)) not in jobs]
         return jobs
 
+    def evaluations_of(self, cell: Cell) -> list[Job]:
+        """The lives of the finished runs at the learning rate chosen."""
+        rate = self.chosen.get((cell.env, cell.memory))
+        if not self.config.evaluate or rate is None:
+            return []
+        # The runs are our own: what they import may be imported again.
+        words = (*self.config.evaluate, *(word for word in cell.words if word.startswith("plugins=")))
+        runs = [self.job(cell, rate, seed) for seed in range(self.config.seeds)]
+        return [dataclasses.replace(run, words=words, verb="evaluate") for run in runs if self.over(run)]
+
+    def over(self, job: Job) -> bool:
+        """Whether it has come to its end, and well."""
+        if job.verb == "train":
+            return (job.folder / "summary.json").exists()
+        if job not in self._evaluated and _life_ended(job.folder / f"{self.lives.stem}.json"):
+            self._evaluated.add(job)
+        return job in self._evaluated
+
     def choose(self, cell: Cell) -> None:
         """The learning rate with the best mean final quarter, once all runs of stage one are over."""
         key = cell.env, cell.memory
-        over = {ended.job for ended in self.failed}
-        if key in self.chosen or not all(_finished(job) or job in over for job in self.tuning_jobs(cell)):
+        failed = {ended.job for ended in self.failed}
+        if key in self.chosen or not all(self.over(job) or job in failed for job in self.tuning_jobs(cell)):
             return
         values = {}
         for rate in self.config.learning_rates:
@@ -116,8 +139,8 @@ class _Comparison:
                 while True:
                     for ended in engine.ended():
                         running.discard(ended.job)
-                        if ended.fault is None and not _finished(ended.job):
-                            ended = Ended(ended.job, "ended without a summary")
+                        if ended.fault is None and not self.over(ended.job):
+                            ended = Ended(ended.job, "ended without a result")
                         if ended.fault is not None:
                             self.failed.append(ended)
                         table.say(ended)
@@ -141,15 +164,16 @@ class _Comparison:
 
     def _waiting(self, running: set[Job]) -> list[Job]:
         """Runs to be started, in order: environment by environment and core by core, stage two of a core as soon as its
-        learning rate is chosen.
+        learning rate is chosen; lives last.
         """
-        over = {ended.job for ended in self.failed}
+        failed = {ended.job for ended in self.failed}
         jobs = [job for matched in self.matched for job in self.jobs_of(matched.cell)]
-        return [job for job in jobs if job not in running and job not in over and not _finished(job)]
+        jobs += [job for matched in self.matched for job in self.evaluations_of(matched.cell)]
+        return [job for job in jobs if job not in running and job not in failed and not self.over(job)]
 
     def reached(self, job: Job) -> Reached | None:
         """What a run came to, once it is finished; one that came to nothing is listed as failed."""
-        if job not in self._reached and _finished(job):
+        if job not in self._reached and self.over(job):
             summary = _summary(job)
             self._reached[job] = None if isinstance(summary, str) else summary
             if isinstance(summary, str):
@@ -164,7 +188,7 @@ class _Comparison:
         config, cell = self.config, matched.cell
         planned = runs_of(config)
         jobs = self.jobs_of(cell)
-        done = [job for job in jobs if _finished(job)]
+        done = [job for job in jobs if self.over(job)]
         frames = len(done) * matched.frames + sum(_frames_of(job) for job in running if job in jobs)
         rate = self.chosen.get((cell.env, cell.memory))
         counted = done if rate is None else [self.job(cell, rate, seed) for seed in range(config.seeds)]
@@ -179,6 +203,8 @@ class _Comparison:
             planned * matched.frames,
             (sum(finals) / len(finals) if rate is not None else max(finals)) if finals else None,
             sum(job in jobs for job in running),
+            sum(map(self.over, self.evaluations_of(cell))),
+            config.seeds if config.evaluate else 0,
         )
 
     def results(self) -> list[Result]:
@@ -238,8 +264,11 @@ def _frames_of(job: Job) -> int:
     return int(rows[-1]["frames"]) if rows else 0
 
 
-def _finished(job: Job) -> bool:
-    return (job.folder / "summary.json").exists()
+def _life_ended(path: Path) -> bool:
+    try:
+        return bool(json.loads(path.read_text())["finished"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _summary(job: Job) -> Reached | str:

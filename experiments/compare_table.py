@@ -41,7 +41,9 @@ def print_sizes(aim: str, sizes: dict[CoreSize, list[str]]) -> None:
 
 @dataclass(frozen=True)
 class CellProgress:
-    """How far one core is in one environment; ``frames_planned`` counts all its runs."""
+    """How far one core is in one environment; ``frames_planned`` counts all its runs, ``lives_planned`` those that are
+    evaluated in the end.
+    """
 
     env: str
     memory: str
@@ -52,6 +54,8 @@ class CellProgress:
     frames_planned: int
     score: float | None
     running: int
+    lives_done: int
+    lives_planned: int
 
 
 class LiveTable:
@@ -77,7 +81,7 @@ class LiveTable:
 
     def say(self, ended: Ended) -> None:
         """A run is over."""
-        run = "/".join(ended.job.folder.parts[-4:])
+        run = "/".join(ended.job.folder.parts[-4:]) + (", its life" if ended.job.verb == "evaluate" else "")
         self._console.print(f"done: {run}" if ended.fault is None else f"failed: {run}: {ended.fault}")
 
     def update(self, rows: list[CellProgress]) -> None:
@@ -89,6 +93,8 @@ class LiveTable:
         speed = (done - self._frames_before) / max(now - self._started, 1e-9)
         left = f"{_clock((planned - done) / speed)} left" if speed > 0 else "time left not known yet"
         title = f"{done:,} of {planned:,} frames, {speed:,.0f} frames/s, {left}"
+        lived, lives = (sum(getattr(row, name) for row in rows) for name in ("lives_done", "lives_planned"))
+        title += f"; then lives: {lived} of {lives}" if lives else ""
         if self._live:
             self._live.update(self._table(title, rows), refresh=True)
         elif now - self._said > _QUIET_SECONDS:

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lifelong.experiments.config import RunConfig, config_folder, group_names, import_plugin, load_config, plugin_names
 from lifelong.experiments.engine import Job
 from lifelong.experiments.errors import UserError, did_you_mean
+from lifelong.experiments.evaluate_options import parse_options
 
 ENGINES = ("local", "ray")
 MATCHES = ("none", "state_bytes", "parameters")
@@ -47,6 +48,7 @@ class ComparisonConfig:
     seeds: int = 5
     match: str = "state_bytes"
     budget: int | None = None
+    evaluate: list[str] = field(default_factory=list)
     engine: str = "local"
     jobs: int | None = None
     ray_address: str | None = None
@@ -69,6 +71,7 @@ class ComparisonConfig:
             raise UserError(f"learning_rates={self.learning_rates}: one or more numbers above 0 and at most 1")
         if len({f"{rate:g}" for rate in self.learning_rates}) < len(self.learning_rates):
             raise UserError(f"learning_rates={self.learning_rates}: each rate once")
+        parse_options(self.evaluate)
         if not 0 <= self.gpus < math.inf:
             raise UserError(f"gpus={self.gpus}: must be 0 or more")
         if self.engine == "local" and self.ray_address is not None:
@@ -185,5 +188,5 @@ def _known() -> str:
 
 
 def _as_list(key: str, value: str) -> str:
-    """``learning_rates=1e-3,2e-3`` without brackets."""
-    return f"[{value}]" if key == "learning_rates" and not value.startswith("[") else value
+    """``learning_rates=1e-3,2e-3`` and ``evaluate=life_steps=100000,lives=16`` without brackets."""
+    return f"[{value}]" if key in ("learning_rates", "evaluate") and not value.startswith("[") else value

@@ -20,12 +20,19 @@ ONE_RUN = "lifelong.experiments.one_run"
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be brought to its end: its folder and the words of its config, that of the learning rate apart."""
+    """A run to be brought to its end, or a finished run to be evaluated over one life.
+
+    Args:
+        folder: of the run.
+        words: of its config; those of ``lifelong evaluate`` if it is to be evaluated.
+        verb: train or evaluate.
+    """
 
     folder: Path
     words: tuple[str, ...]
     threads: int = 1
     gpus: float = 0.0
+    verb: str = "train"
 
     @property
     def log(self) -> Path:
@@ -113,7 +120,7 @@ def _run(job: Job, processors: set[int]) -> None:
     os.dup2(log, 2)
     from lifelong.experiments.one_run import run
 
-    sys.exit(run(job.folder, list(job.words)))
+    sys.exit(run(job))
 
 
 def fault_of(job: Job, code: int) -> str:

@@ -7,12 +7,12 @@ is computed twice.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import sys
 from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
 from typing import Any
 
 from lifelong.experiments.engine import Ended, Job, fault_of
@@ -62,7 +62,7 @@ class RayEngine:
 
     def start(self, job: Job) -> None:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
-        reference = self._task.remote(str(job.folder.absolute()), list(job.words), job.threads)
+        reference = self._task.remote(dataclasses.replace(job, folder=job.folder.absolute()))
         self._running[reference] = job
 
     def ended(self) -> list[Ended]:
@@ -94,15 +94,14 @@ class RayEngine:
         self._ray.shutdown()
 
 
-def _task(folder: str, words: list[str], threads: int) -> int:
+def _task(job: Job) -> int:
     """One run inside a worker process."""
-    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ["OMP_NUM_THREADS"] = str(job.threads)
     from lifelong.experiments.one_run import run_to_end
 
-    log = Path(folder).with_suffix(".log")
-    with log.open("a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
+    with job.log.open("a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
         try:
-            return run_to_end(Path(folder), words)
+            return run_to_end(job)
         except (UserError, RunFailed) as error:
             print(f"lifelong: {error}", file=sys.stderr)
             return 2

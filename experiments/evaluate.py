@@ -121,9 +121,8 @@ class _Record:
     def __init__(self, checkpoint: Path, options: EvaluateOptions, env: BatchedEnv, life: _Life) -> None:
         self.checkpoint, self.options, self.env, self.life = checkpoint, options, env, life
         self.weights = fingerprint(checkpoint)
-        stem = "_".join([f"evaluation_{options.life_steps}_steps_seed{options.seed}", *options.words()])
         home = folder_beside(checkpoint)
-        self.target, self.kept = home / f"{stem}.json", home / f".{stem}"
+        self.target, self.kept = home / f"{options.stem}.json", home / f".{options.stem}"
         self.spans: list[dict[str, Any]] = []
         self.saved = time.monotonic()
         self.per_episode = metric_name(env.references, env.lifelong) == "rollout/ep_rew_mean"

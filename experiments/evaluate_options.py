@@ -42,6 +42,11 @@ class EvaluateOptions:
     reset_memory_every: int | None = None  # drop the memory every so many steps; the world goes on
     dtype: str = "float32"  # of the memory between steps; float64: of everything
 
+    @property
+    def stem(self) -> str:
+        """What the files of the life are called."""
+        return "_".join([f"evaluation_{self.life_steps}_steps_seed{self.seed}", *self.words()])
+
     def words(self) -> list[str]:
         """Those that differ from the defaults, seed and length apart: what the file is named by."""
         plain = EvaluateOptions()

@@ -94,6 +94,33 @@ def test_a_run_that_fails_is_listed_and_the_others_go_on(lifelong: Command, word
     assert list(summaries(tmp_path / "comparison")) == ["switching_bandit/none/lr0.001/seed0"]
 
 
+OWN_CORE = """
+from lifelong.memory import register_core
+from lifelong.memory.feed_forward import NoMemory
+
+register_core("own")(type("Own", (NoMemory,), {}))
+"""
+
+
+def test_the_runs_at_the_chosen_rate_are_evaluated_once(lifelong: Command, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "own_core.py").write_text(OWN_CORE)
+    words = [*words, "plugins=[own_core]", "memory=own", "learning_rates=1e-3,1e-2", "seeds=2"]
+    words += ["evaluate=life_steps=30,lives=2,spans=2", "out=whole"]
+    result = lifelong("compare", *words)
+    assert result.returncode == 0, result.stderr
+    cells = tmp_path / "whole/switching_bandit/own"
+    (cell,) = json.loads((tmp_path / "whole/compare.json").read_text())["cells"]
+    lives = {path: path.stat().st_mtime_ns for path in cells.glob("*/*/evaluation_30_steps_seed0_lives=2_spans=2.json")}
+    assert {path.parent for path in lives} == {cells / f"lr{cell['learning_rate']:g}" / f"seed{s}" for s in (0, 1)}
+    assert all(json.loads(path.read_text())["finished"] for path in lives)
+
+    first, second = lives
+    second.write_text(second.read_text().replace('"finished": true', '"finished": false'))  # as a kill leaves it
+    assert lifelong("compare", *words).returncode == 0
+    assert json.loads(second.read_text())["finished"]
+    assert lives[first] == first.stat().st_mtime_ns
+
+
 def test_a_comparison_killed_at_any_moment_goes_on_to_the_same_end(words: list[str], tmp_path: Path) -> None:
     command = [*COMPARE, *words, "frames=6400", "checkpoint.every_frames=640", "memory=gru", "seeds=1"]
     folders = [tmp_path / name for name in ("whole", "killed")]
@@ -143,6 +170,7 @@ def test_a_run_that_another_process_works_on_is_refused(
         (["env=switching_bandit", "cores=gru"], "cores=gru: not in a comparison; use memory=NAME"),
         (["env=switching_bandit", "memory=gru", "engine=ray", "gpus=-1"], "gpus=-1.0: must be 0 or more"),
         (["env=switching_bandit", "memory=gru", "ray_address=auto"], "only with engine=ray"),
+        (["env=switching_bandit", "memory=gru", "evaluate=life_step=9"], "did you mean 'life_steps'"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_runs(words: list[str], said: str) -> None:
