@@ -1,9 +1,9 @@
 """What is compared with what: runs of one environment side by side, each core at its best learning rate.
 
 A *section* holds the runs of one environment: the same name and config, the same versions, references and frames. Runs
-that differ in any of these are not comparable and get sections of their own. A *contender* of a section is a core with
-all that its config says but for the seed and the learning rate; its name is the core's, and what tells two contenders
-of one core apart.
+that differ in any of these are not comparable and get sections of their own; a run that was resumed on other versions
+differs from one that was not. A *contender* of a section is a core with all that its config says but for the seed and
+the learning rate; its name is the core's, and what tells two contenders of one core apart.
 """
 
 from __future__ import annotations

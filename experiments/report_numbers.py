@@ -249,10 +249,11 @@ def _after_change(runs: list[Run]) -> Curve | None:
 
 def _notes(section: Section) -> list[str]:
     notes = []
-    codes = Counter(run.code or "not said" for each in section.contenders for run in each.runs)
-    if len(codes) > 1:
-        told = ", ".join(f"{code} ({count} {'run' if count == 1 else 'runs'})" for code, count in sorted(codes.items()))
-        notes.append(f"The code of the package was not the same in all of these runs: {told}.")
+    codes = Counter(run.codes for each in section.contenders for run in each.runs)
+    if len(set().union(*codes)) > 1:
+        counts = sorted((" then ".join(code), count) for code, count in codes.items())
+        told = ", ".join(f"{code} ({count} {'run' if count == 1 else 'runs'})" for code, count in counts)
+        notes.append(f"The code of the package was not the same throughout these runs: {told}.")
     tried = {len(contender.by_rate) for contender in section.contenders}
     if tried == {1}:
         notes.append("One learning rate was tried for each core: another might order them differently.")

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import yaml
 
 from lifelong.experiments.metrics.aggregate import Array
+from lifelong.experiments.run_folder import recorded_versions
 from lifelong.experiments.run_log import read_rows
 
 _METRICS = {"step": "rollout/reward_rate", "episode": "rollout/ep_rew_mean"}
@@ -26,7 +28,7 @@ _AFTER_CHANGE = "life/reward_after_change_"
 _STATE_BYTES = "memory/state_bytes"
 #: how the columns of progress.csv begin that are read here, but for "frames"
 CURVES = (*_METRICS.values(), _AFTER_CHANGE, _STATE_BYTES)
-_CODE = "code "  # how the line of versions.txt begins that does not make runs incomparable
+_NOT_SAID = "not said"
 # How a run's folder is known, even where its config is gone.
 _MARKS = ("config.yaml", "progress.csv", "summary.json")
 # What the records of an evaluation must hold for a figure to be made of them.
@@ -48,8 +50,8 @@ class Run:
 
     path: str  # relative to the folder that is reported on
     config: dict[str, Any]
-    versions: tuple[str, ...]
-    code: str  # of the package, which changes more often than its version; empty where the run does not say
+    versions: tuple[str, ...]  # "torch 2.12.0 then 2.13.0" where the run was resumed on another
+    codes: tuple[str, ...]  # of the package, which changes more often than its version; the code of the start first
     per: str  # "step": the curve is the reward rate; "episode": the mean return of the last episodes
     references: dict[str, float]
     final_quarter: float
@@ -135,12 +137,13 @@ def _read_run(path: Path, name: str) -> Run:
         raise Unusable(f"corrupt: progress.csv ends at {end} frames, summary.json at {frames:,}")
     if not math.isfinite(final) or not math.isfinite(best):
         raise Unusable("its rewards are not finite")
-    versions = [line for line in _text(path / "versions.txt").splitlines() if line]
+    versions = _versions(path)
+    codes = versions.pop("code", (_NOT_SAID,))  # which does not make runs incomparable
     return Run(
         path=name,
         config=config,
-        versions=tuple(line for line in versions if not line.startswith(_CODE)),
-        code=next((line.removeprefix(_CODE) for line in versions if line.startswith(_CODE)), ""),
+        versions=tuple(f"{name} {' then '.join(found)}" for name, found in versions.items()),
+        codes=codes,
         per=per,
         references=references,
         final_quarter=float(final),
@@ -154,6 +157,16 @@ def _read_run(path: Path, name: str) -> Run:
         seconds=seconds,
         evaluations=[],
     )
+
+
+def _versions(path: Path) -> dict[str, tuple[str, ...]]:
+    """By the first word of a line of ``versions.txt``; several where the run was resumed on others than before."""
+    recorded = [dict(line.split(" ", 1) for line in lines if " " in line) for lines in recorded_versions(path)]
+    names = dict.fromkeys(name for versions in recorded for name in versions)
+    return {
+        name: tuple(found for found, _ in groupby(versions.get(name, _NOT_SAID) for versions in recorded))
+        for name in names
+    }
 
 
 def _read_config(path: Path) -> dict[str, Any]:

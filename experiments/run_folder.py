@@ -27,6 +27,7 @@ from lifelong.experiments.errors import UserError, did_you_mean
 CHECKPOINTS = "checkpoints"
 _PACKAGES = ("agents", "memory", "kernels", "envs", "experiments")
 _SOURCES = (".py", ".c", ".h", ".yaml")
+_RESUMED = "resumed at "  # how the line of versions.txt begins that the versions of a resume follow
 
 
 class RunBusy(UserError):
@@ -76,6 +77,31 @@ def append_command(path: Path) -> None:
     """Add the present command line to ``command.txt``: one line for each train and resume."""
     with (path / "command.txt").open("a") as file:
         file.write(" ".join(["lifelong", *map(shlex.quote, sys.argv[1:])]) + "\n")
+
+
+def append_versions(path: Path, frames: int) -> None:
+    """Add what this process runs on to ``versions.txt``, where a run that goes on at ``frames`` ran on other versions
+    before.
+    """
+    if versions() != recorded_versions(path)[-1]:
+        file = path / "versions.txt"
+        before = file.read_text(errors="replace") if file.exists() else ""
+        lines = ["", f"{_RESUMED}{frames:,} frames on:", *versions()]
+        write_atomically(file, before + "".join(f"{line}\n" for line in lines))
+
+
+def recorded_versions(path: Path) -> list[list[str]]:
+    """The versions that a run was begun on, and those of each resume on others than before; [[]] where it does not
+    say.
+    """
+    file = path / "versions.txt"
+    recorded: list[list[str]] = [[]]
+    for line in file.read_text(errors="replace").splitlines() if file.exists() else []:
+        if line.startswith(_RESUMED):
+            recorded.append([])
+        elif line:
+            recorded[-1].append(line)
+    return recorded
 
 
 def find_checkpoint(run: str) -> tuple[Path, RunConfig]:

@@ -23,7 +23,14 @@ from lifelong.experiments.build import build_env, build_trainer, set_up_process
 from lifelong.experiments.checkpoint import Parts, drop_later_checkpoints, load_checkpoint, save_checkpoint
 from lifelong.experiments.config import RunConfig, import_plugin, load_config, to_yaml
 from lifelong.experiments.errors import RunFailed, UserError, whole_number
-from lifelong.experiments.run_folder import CHECKPOINTS, append_command, create_run_folder, find_checkpoint, locked
+from lifelong.experiments.run_folder import (
+    CHECKPOINTS,
+    append_command,
+    append_versions,
+    create_run_folder,
+    find_checkpoint,
+    locked,
+)
 from lifelong.experiments.run_log import RunLog
 from lifelong.experiments.summary import score_of, summarise, write_summary
 from lifelong.memory import LifeTooLong
@@ -65,6 +72,7 @@ def resume(arguments: list[str]) -> int:
             if group.rank == 0:
                 drop_later_checkpoints(folder / CHECKPOINTS, frames)
                 append_command(folder)
+                append_versions(folder, frames)
             print(f"resuming {folder} at {frames:,} frames", flush=True)
             return _Run(config, folder, env, trainer, resume_at=frames).go()
 

@@ -15,6 +15,7 @@ from lifelong.memory.health import report_answers
 from lifelong.memory.labels import Gate, Labels
 from lifelong.memory.layered import LayeredCore
 from lifelong.memory.learned_reset import ResetState
+from lifelong.memory.registry import register_design
 from lifelong.memory.rule_layer import (
     LayerOptions,
     Rule,
@@ -23,7 +24,6 @@ from lifelong.memory.rule_layer import (
     check_between,
     check_horizons,
     decay_gate,
-    register_design,
     share_gate,
 )
 

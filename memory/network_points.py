@@ -6,7 +6,7 @@ A class says what is computed and whose idea it is; ``lifelong.memory.network_me
 from __future__ import annotations
 
 from lifelong.memory.network_memory import NetworkCore, NetworkDesign
-from lifelong.memory.rule_layer import register_design
+from lifelong.memory.registry import register_design
 
 
 @register_design("ttt_linear", NetworkDesign)

@@ -1,11 +1,6 @@
-"""The parametric core, and how a point of its design space gets a name."""
+"""The parametric core: any point of the design space."""
 
 from __future__ import annotations
-
-import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, fields
-from typing import Any, get_type_hints
 
 import torch
 from tensordict import TensorDict
@@ -15,7 +10,6 @@ from lifelong.memory.core import MemoryCore
 from lifelong.memory.design import Design
 from lifelong.memory.fast_weights import FastWeightLayer
 from lifelong.memory.feed_forward import FeedForward
-from lifelong.memory.registry import register_core
 
 
 class ParametricCore(MemoryCore):
@@ -61,31 +55,3 @@ class ParametricCore(MemoryCore):
 
     def _by_name(self) -> list[tuple[str, FastWeightLayer]]:
         return list(zip(self._names, self.layers, strict=True))  # type: ignore[arg-type]
-
-
-def named_point(name: str, **choices: Any) -> Callable[[type[ParametricCore]], type[ParametricCore]]:
-    """Class decorator: register a point of the design space, whose options are those of ``Design``.
-
-    Example:
-        >>> @named_point("huber_attention", objective="huber", retention="none")
-        >>> class HuberAttention(ParametricCore):
-        >>>     \"\"\"What it computes, and whose idea it is.\"\"\"
-    """
-
-    def add(core: type[ParametricCore]) -> type[ParametricCore]:
-        # `lifelong.memory.registry` reads options, their types and defaults off the constructor.
-        def build(self: ParametricCore, dim: int, **options: Any) -> None:
-            ParametricCore.__init__(self, dim, Design(**{**choices, **options}))
-
-        keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = [inspect.Parameter(each, keyword) for each in ("self", "dim")]
-        for field in fields(Design):
-            default = choices.get(field.name, field.default)
-            assert default is not MISSING
-            parameters.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default))
-        build.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        build.__annotations__ = {"dim": int, **get_type_hints(Design)}
-        core.__init__ = build  # type: ignore[method-assign, assignment]
-        return register_core(name)(core)  # type: ignore[return-value]
-
-    return add

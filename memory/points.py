@@ -6,10 +6,12 @@ paper differs in something that is not its idea (convolutions, norms, gates), we
 
 from __future__ import annotations
 
-from lifelong.memory.parametric import ParametricCore, named_point
+from lifelong.memory.design import Design
+from lifelong.memory.parametric import ParametricCore
+from lifelong.memory.registry import register_design
 
 
-@named_point("gated_delta")
+@register_design("gated_delta", Design)
 class GatedDelta(ParametricCore):
     """Gated delta rule (Yang, Kautz, Hatamizadeh 2025): the squared error, with a learned decay per head.
 
@@ -19,7 +21,7 @@ class GatedDelta(ParametricCore):
     """
 
 
-@named_point("linear_attention", objective="dot_product", retention="none")
+@register_design("linear_attention", Design, objective="dot_product", retention="none")
 class LinearAttention(ParametricCore):
     """Linear attention (Katharopoulos et al. 2020), Hebbian: the dot product, nothing erased and nothing forgotten.
 
@@ -32,8 +34,9 @@ class LinearAttention(ParametricCore):
     """
 
 
-@named_point(
+@register_design(
     "mixed_heads",
+    Design,
     heads=["plain", "rotary", "backward", "counting"],
     head_dim=128,
     value_dim=16,
@@ -59,8 +62,9 @@ class MixedHeads(ParametricCore):
     """
 
 
-@named_point(
+@register_design(
     "retention",
+    Design,
     objective="dot_product",
     retention="constant",
     horizon_max=256.0,
@@ -75,7 +79,7 @@ class Retention(ParametricCore):
     """
 
 
-@named_point("gla", objective="dot_product", retention="per_channel", key_map="identity")
+@register_design("gla", Design, objective="dot_product", retention="per_channel", key_map="identity")
 class GatedLinearAttention(ParametricCore):
     """Gated linear attention (Yang et al. 2024): the Hebb rule with a decay per channel of the keys.
 
@@ -83,8 +87,9 @@ class GatedLinearAttention(ParametricCore):
     """
 
 
-@named_point(
+@register_design(
     "mlstm",
+    Design,
     objective="dot_product",
     write_gate="exponential",
     key_map="identity",
@@ -101,7 +106,7 @@ class MatrixLSTM(ParametricCore):
     """
 
 
-@named_point("delta", retention="none")
+@register_design("delta", Design, retention="none")
 class Delta(ParametricCore):
     """Delta rule (Schlag, Irie, Schmidhuber 2021; Widrow and Hoff 1960): a gradient step on the squared error.
 
@@ -111,7 +116,7 @@ class Delta(ParametricCore):
     """
 
 
-@named_point("kda", retention="per_channel")
+@register_design("kda", Design, retention="per_channel")
 class KimiDeltaAttention(ParametricCore):
     """Kimi delta attention (Kimi Team 2025): the delta rule with a decay per channel of the keys.
 
@@ -119,7 +124,7 @@ class KimiDeltaAttention(ParametricCore):
     """
 
 
-@named_point("delta_product", pairs=2, write_rate_max=2.0)
+@register_design("delta_product", Design, pairs=2, write_rate_max=2.0)
 class DeltaProduct(ParametricCore):
     """Gated DeltaProduct (Siems et al. 2025): several steps of the delta rule a token, each on a pair of its own.
 
@@ -129,7 +134,7 @@ class DeltaProduct(ParametricCore):
     """
 
 
-@named_point("longhorn", optimiser="implicit", retention="none", unit_keys=False)
+@register_design("longhorn", Design, optimiser="implicit", retention="none", unit_keys=False)
 class Longhorn(ParametricCore):
     """Longhorn (Liu et al. 2024, eq. 4): the implicit step, stable for keys of any length.
 
@@ -139,7 +144,7 @@ class Longhorn(ParametricCore):
     """
 
 
-@named_point("comba", closed_loop=True)
+@register_design("comba", Design, closed_loop=True)
 class Comba(ParametricCore):
     """Comba (Hu et al. 2025): the gated delta rule as a closed-loop controller.
 
@@ -150,7 +155,7 @@ class Comba(ParametricCore):
     """
 
 
-@named_point("momentum_delta", optimiser="momentum")
+@register_design("momentum_delta", Design, optimiser="momentum")
 class MomentumDelta(ParametricCore):
     """The linear memory of Titans (Behrouz, Zhong, Mirrokni 2025): gradient descent with momentum and weight decay.
 
@@ -158,7 +163,7 @@ class MomentumDelta(ParametricCore):
     """
 
 
-@named_point("huber_delta", objective="huber")
+@register_design("huber_delta", Design, objective="huber")
 class HuberDelta(ParametricCore):
     """The gated delta rule on the Huber loss (as in MIRAS, Behrouz et al. 2025): no error writes more than its limit.
 
@@ -166,7 +171,7 @@ class HuberDelta(ParametricCore):
     """
 
 
-@named_point("omega", objective="windowed_squared_error")
+@register_design("omega", Design, objective="windowed_squared_error")
 class Omega(ParametricCore):
     """The Omega rule (ATLAS, Behrouz et al. 2025) for a matrix and a small window, one pair after the other.
 

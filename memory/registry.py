@@ -1,26 +1,60 @@
-"""Memory cores by name: ``make_core``, ``core_names``, ``@register_core``."""
+"""Memory cores by name: ``make_core``, ``core_names``, ``@register_core``, ``@register_design``."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 from collections.abc import Callable
+from dataclasses import MISSING, fields
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from lifelong.memory.core import MemoryCore
+
+Core = TypeVar("Core", bound=type[MemoryCore])
 
 _CORES: dict[str, type[MemoryCore]] = {}
 
 
-def register_core(name: str) -> Callable[[type[MemoryCore]], type[MemoryCore]]:
+def register_core(name: str) -> Callable[[Core], Core]:
     """Class decorator: make a core known to ``make_core`` and to the configs as ``name``."""
 
-    def add(core: type[MemoryCore]) -> type[MemoryCore]:
+    def add(core: Core) -> Core:
         if name in _CORES:
             raise ValueError(f"memory core {name!r} is registered already")
         _CORES[name] = core
         return core
+
+    return add
+
+
+def register_design(name: str, design: type[Any], **choices: Any) -> Callable[[Core], Core]:
+    """Class decorator: register a core whose options are the fields of a dataclass, with ``choices`` as defaults.
+
+    The constructor of the decorated class takes dim and an instance of the dataclass.
+
+    Example:
+        >>> @register_design("huber_attention", Design, objective="huber", retention="none")
+        >>> class HuberAttention(ParametricCore):
+        >>>     \"\"\"What it computes, and whose idea it is.\"\"\"
+    """
+
+    def add(core: Core) -> Core:
+        construct: Callable[..., None] = core.__init__
+
+        # `core_options` and `make_core` read options, their types and defaults off the constructor.
+        def build(self: MemoryCore, dim: int, **options: Any) -> None:
+            construct(self, dim, design(**{**choices, **options}))
+
+        parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in ("self", "dim")]
+        for field in fields(design):
+            default = choices.get(field.name, field.default)
+            assert default is not MISSING
+            parameters.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default))
+        build.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        build.__annotations__ = {"dim": int, **get_type_hints(design)}
+        core.__init__ = build  # type: ignore[method-assign]
+        return register_core(name)(core)
 
     return add
 

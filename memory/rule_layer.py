@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lifelong.memory.core import MemoryCore
 from lifelong.memory.design import READ_GATES, READ_NORMS, check_word, spread_horizons
 from lifelong.memory.feature_maps import FEATURE_MAPS
 from lifelong.memory.labels import Gate, LabelDesign, Labels, TokenLabels
 from lifelong.memory.layered import MemoryLayer
 from lifelong.memory.learned_reset import ResetState
 from lifelong.memory.read_out import ReadOut
-from lifelong.memory.registry import register_core
 from lifelong.memory.rotary import TURNS
-
-Core = TypeVar("Core", bound=type[MemoryCore])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,29 +154,3 @@ class RuleLayer(MemoryLayer):
         gate, gates = (labels.gates[0], labels.gates[1:]) if self._gated else (None, labels.gates)
         readings, learned = self.rule(labels, gates, dict(state.items()), reset)
         return inputs + self.read_out(readings, gate), TensorDict({**new, **learned}, [len(inputs)])
-
-
-def register_design(name: str, design: type[Any], **choices: Any) -> Callable[[Core], Core]:
-    """Class decorator: register a core whose options are the fields of a dataclass, with ``choices`` as defaults.
-
-    The constructor of the decorated class takes dim and an instance of the dataclass.
-    """
-
-    def add(core: Core) -> Core:
-        construct: Callable[..., None] = core.__init__
-
-        # `lifelong.memory.registry` reads options, their types and defaults off the constructor.
-        def build(self: MemoryCore, dim: int, **options: Any) -> None:
-            construct(self, dim, design(**{**choices, **options}))
-
-        parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in ("self", "dim")]
-        for field in fields(design):
-            default = choices.get(field.name, field.default)
-            parameters.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default))
-        build.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        build.__annotations__ = {"dim": int, **get_type_hints(design)}
-        core.__init__ = build  # type: ignore[method-assign]
-        register_core(name)(core)
-        return core
-
-    return add

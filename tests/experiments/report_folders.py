@@ -1,4 +1,4 @@
-"""Run folders as ``lifelong train`` leaves them, made of numbers that a test chooses."""
+"""Run folders as ``lifelong train`` leaves them, made of numbers that a test chooses, and how a report reads them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 import yaml
 
+from lifelong.experiments.report_contents import Section, make_sections
+from lifelong.experiments.report_plan import read_plan
+from lifelong.experiments.report_runs import read_runs
+
 VERSIONS = "python 3.11.7 on Linux x86_64\nlifelong 0.1.0\ntorch 2.13.0\n"
 REFERENCES = {"random": 0.25, "memoryless": 0.25, "ideal_learner": 0.97, "oracle": 1.0}
 STEP = 1_000  # frames of an update
 CHANGE_AGES = ("0_10", "10_30", "30_100", "100_300", "300_on")
+FLAT = [0.5] * 8  # a curve
+OPTIONS = {"life_steps": 200, "lives": 2, "seed": 0}  # of an evaluation
 
 
 def write_run(
@@ -81,6 +87,12 @@ def write_run(
     return folder
 
 
+def write_seeds(folder: Path, core: str, levels: Sequence[float], **options: Any) -> None:
+    """One run a seed, each at a level of its own from first to last."""
+    for seed, level in enumerate(levels):
+        write_run(folder / core / f"seed{seed}", core, seed, [level] * 8, **options)
+
+
 def write_plan(
     folder: Path, cells: list[dict[str, Any]], failed: Sequence[dict[str, str]] = (), **comparison: Any
 ) -> None:
@@ -110,3 +122,14 @@ def write_evaluation(
     path = run / f"evaluation_{options['life_steps']}_steps_seed{options.get('seed', 0)}.json"
     path.write_text(json.dumps(result))
     return path
+
+
+def sections_of(folder: Path) -> list[Section]:
+    """What a report makes of ``folder``, in which nothing is broken and nothing is there twice."""
+    runs, left_out = read_runs(folder)
+    assert left_out == []
+    plan, corrupt = read_plan(folder)
+    assert corrupt == []
+    sections, twice = make_sections(runs, plan)
+    assert twice == []
+    return sections

@@ -11,6 +11,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lifelong.experiments.checkpoint import latest_checkpoint
+from lifelong.experiments.engine import Job
+from lifelong.experiments.one_run import run_to_end
+from lifelong.experiments.run_folder import recorded_versions, versions
 
 ENVIRONMENTS = {
     "switching_bandit": ["env=switching_bandit"],
@@ -99,3 +102,27 @@ def test_a_finished_run_can_be_given_more_frames(lifelong, tmp_path, tiny):
     assert lifelong("resume", "run", "frames=512").returncode == 0
     assert training_state(tmp_path / "run")["frames"] == 512
     assert len((tmp_path / "run" / "command.txt").read_text().splitlines()) == 2
+
+
+OTHER_VERSIONS = ["torch 9.9.9", "code 0123456789ab"]
+
+
+def test_a_run_resumed_on_other_versions_says_so(lifelong, tmp_path, tiny, monkeypatch):
+    run = tmp_path / "run"
+    assert lifelong("train", *tiny, "frames=128", "out=run").returncode == 0
+    assert lifelong("resume", "run", "frames=256").returncode == 0
+    assert recorded_versions(run) == [versions()]
+    monkeypatch.setattr("lifelong.experiments.run_folder.versions", lambda: OTHER_VERSIONS)
+    assert lifelong("resume", "run", "frames=384").returncode == 0
+    assert recorded_versions(run) == [versions(), OTHER_VERSIONS]
+    assert "resumed at 256 frames on:\ntorch 9.9.9\n" in (run / "versions.txt").read_text()
+
+
+def test_a_run_that_a_comparison_goes_on_with_says_the_same(lifelong, tmp_path, tiny, monkeypatch):
+    run = tmp_path / "run"
+    assert lifelong("train", *tiny, "frames=128", "out=run").returncode == 0
+    (run / "summary.json").unlink()  # as a kill leaves it
+    monkeypatch.setattr("lifelong.experiments.run_folder.versions", lambda: OTHER_VERSIONS)
+    assert run_to_end(Job(run, ())) == 0
+    assert recorded_versions(run) == [versions(), OTHER_VERSIONS]
+    assert (run / "command.txt").read_text().splitlines()[1:] == [f"lifelong resume {run}"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lifelong.experiments.errors import UserError
-from lifelong.experiments.run_folder import code_hash, versions
+from lifelong.experiments.run_folder import append_versions, code_hash, recorded_versions, versions
 from lifelong.experiments.run_log import CsvTable
 
 
@@ -60,3 +60,21 @@ def test_versions_hold_a_hash_of_the_code(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert code_of("a") == first
     assert code_of("not code", "notes.txt") == first
     code_hash.cache_clear()
+
+
+def test_versions_are_recorded_where_they_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert recorded_versions(tmp_path) == [[]]
+    (tmp_path / "versions.txt").write_text("torch 2.12.0\ncode 11aa\n")
+    ran_on = [["torch 2.12.0", "code 11aa"], ["torch 2.12.0", "code 11aa"], ["torch 2.13.0", "code 22bb"]]
+    for index, lines in enumerate([*ran_on, ran_on[-1], ran_on[0]]):
+        monkeypatch.setattr("lifelong.experiments.run_folder.versions", lambda lines=lines: lines)
+        append_versions(tmp_path, 1_000 * (index + 1))
+    assert recorded_versions(tmp_path) == [ran_on[0], ran_on[2], ran_on[0]]
+    assert (tmp_path / "versions.txt").read_text().splitlines()[:6] == [
+        "torch 2.12.0",
+        "code 11aa",
+        "",
+        "resumed at 3,000 frames on:",
+        "torch 2.13.0",
+        "code 22bb",
+    ]
