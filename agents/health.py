@@ -48,7 +48,7 @@ def memory_histograms(lives: Lives) -> dict[str, Tensor]:
             found[key if isinstance(key, str) else "/".join(key)] = leaf.flatten()
     tokens, few = _next_tokens(lives)
     with watch() as writes:
-        lives.agent.core.step(tokens, lives.state[few], lives.reset[few])
+        lives.agent.core.step(tokens, lives.agent.core.restarted(lives.state[few], lives.reset[few]))
     for name, parts in (
         ("log10_forgotten", [write.forgotten.log10() for write in writes if write.forgotten is not None]),
         ("surprise", [write.before for write in writes]),
@@ -70,11 +70,10 @@ def refuse_broken_memory(core: MemoryCore, state: TensorDict, life_step: Tensor)
     """Raise if a state, batch [B], is not finite anywhere; ``life_step`` [B] says how old the lives are.
 
     Raises:
-        NonFinite: names the core, the tensor, the life and its step.
+        NonFinite: names the core as configs do, the tensor, the life and its step.
     """
     broken = find_non_finite(state)
     if broken is not None:
         life, name = broken
-        raise NonFinite(
-            f"memory {type(core).__name__}: {name} of life {life} is not finite at its step {int(life_step[life])}"
-        )
+        word = core.config_name or type(core).__name__
+        raise NonFinite(f"memory {word}: {name} of life {life} is not finite at its step {int(life_step[life])}")

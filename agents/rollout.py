@@ -124,12 +124,14 @@ class Lives:
         return policy, step, Previous(policy.embedding, policy.action, step.reward, step.soft_reset)
 
     def _blame_memory(self, previous: Previous) -> None:
-        """Say which memory broke in a step that failed, if one did."""
+        """Say which memory broke in a step that failed, or had broken before it, if one did."""
         assert self.observation is not None
+        core, life_step = self.agent.core, self.statistics.life_step
+        refuse_broken_memory(core, core.restarted(self.state, self.reset), life_step)
         token = self.agent.peek_token(self.observation, self.reset, previous)
         if bool(token.isfinite().all()):
-            _, state = self.agent.core.step(token, self.state, self.reset)
-            refuse_broken_memory(self.agent.core, state, self.statistics.life_step)
+            _, state = core.step(token, self.state, self.reset)
+            refuse_broken_memory(core, state, life_step)
 
     def _step(self, action: Tensor) -> StepResult:
         """The environment's step; its tensors are moved where agent and environment live on different devices."""

@@ -15,10 +15,13 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from tensordict import TensorDict
+from torch import Tensor
 
 from lifelong.agents.actor_critic import ActorCritic
 from lifelong.agents.algorithm import Algorithm, AlgorithmConfig
 from lifelong.agents.distributed import ALONE, Group
+from lifelong.agents.faults import NonFinite
 from lifelong.agents.health import memory_health, refuse_broken_memory
 from lifelong.agents.rollout import Environment, Lives, collect_segment
 from lifelong.agents.statistics import merge_statistics
@@ -71,15 +74,32 @@ class Trainer:
         """
         started = time.process_time()
         self.lives.statistics.begin_span()
+        life_step = self.lives.statistics.life_step.clone()
         segment = collect_segment(self.lives, self.config.segment)
         refuse_broken_memory(self.agent.core, self.lives.state, self.lives.statistics.life_step)
         collected = time.process_time()
-        learned = self.algorithm.update(segment, self.frames / self.total_frames)
+        try:
+            learned = self.algorithm.update(segment, self.frames / self.total_frames)
+        except NonFinite:
+            self._blame_memory(segment, life_step)
+            raise
         self.timings = {"collect": collected - started, "update": time.process_time() - collected}
         self.frames += segment["steps"].numel() * self.group.world
         parts = self.group.gather((self.lives.statistics, memory_health(self.lives)))
         statistics = merge_statistics([part for part, _ in parts])
         return {**statistics.metrics(), **learned, **_merge_health([health for _, health in parts])}
+
+    @torch.no_grad()
+    def _blame_memory(self, segment: TensorDict, life_step: Tensor) -> None:
+        """Say which memory broke in an update that failed, if one did: at the segment's start, where the lives were
+        ``life_step`` [B] old, or on the way through it with the weights that the update came to.
+        """
+        core = self.agent.core
+        refuse_broken_memory(core, segment["memory", "core"], life_step)
+        if not all(bool(weight.isfinite().all()) for weight in self.agent.parameters()):
+            return  # they broke the memory, not it them
+        state = self.agent.remember(segment["steps"], segment["memory"])
+        refuse_broken_memory(core, state, self.lives.statistics.life_step)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer, memory, generators, counters, statistics: tensors, numbers, strings and containers of

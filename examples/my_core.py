@@ -17,6 +17,8 @@ from lifelong.memory import MemoryCore, register_core
 class MyRule(MemoryCore):
     """State: ``weights`` [B, D, D]. Options become config keys: ``write_rate`` b, ``floor`` c."""
 
+    matrices = ("weights",)  # where the memory lies: its effective rank is logged
+
     def __init__(self, dim: int, write_rate: float = 0.5, floor: float = 0.1) -> None:
         super().__init__(dim)
         self.write_rate, self.floor = write_rate, floor

@@ -28,6 +28,8 @@ from lifelong.agents import AlgorithmConfig
 from lifelong.envs import env_names
 from lifelong.experiments.errors import UserError, did_you_mean
 from lifelong.memory import core_names, core_options
+from lifelong.memory.registry import reason_to_lack, wanted_instead
+from lifelong.memory.word_hints import elsewhere
 
 GROUPS = ("env", "memory", "algorithm", "experiment")
 _DEFAULT_EXPERIMENT = "switching_bandit"
@@ -113,7 +115,12 @@ def load_config(overrides: list[str]) -> RunConfig:
         if key in keys and isinstance(OmegaConf.select(plain, key), DictConfig):
             raise UserError(f"{key}={value}: a section; set one of its keys: {_siblings(key + '.', keys)}")
         if key not in keys:
-            near = did_you_mean(key, keys) or did_you_mean(key.rsplit(".", 1)[-1], {k.rsplit(".", 1)[-1] for k in keys})
+            option = key.rsplit(".", 1)[-1]
+            reason = reason_to_lack(plain.memory.name, option) if key.startswith("memory.") else None
+            if reason is not None:
+                raise UserError(f"{key}: memory={plain.memory.name} has no such option: {reason}")
+            near = elsewhere(option, value) if key.startswith("memory.") else ""
+            near = near or did_you_mean(key, keys) or did_you_mean(option, {k.rsplit(".", 1)[-1] for k in keys})
             raise UserError(f"{key}: no such key here; allowed: {_siblings(key, keys)}{near}")
     composed = _compose([_as_hydra(key, value, plain) for key, value in pairs])
     _check_option_types(plain, composed)
@@ -155,6 +162,13 @@ def from_yaml(text: str) -> RunConfig:
     if not isinstance(config, DictConfig):
         raise UserError("the config of the run cannot be read: it is not a mapping")
     return typed(config)
+
+
+def differing_keys(left: RunConfig, right: RunConfig) -> list[str]:
+    """The dotted names of what is not the same in both."""
+    trees = [OmegaConf.structured(each) for each in (left, right)]
+    values = {key: [OmegaConf.select(tree, key) for tree in trees] for tree in trees for key in _dotted(tree)}
+    return sorted(key for key, (a, b) in values.items() if a != b and not isinstance(a, DictConfig))
 
 
 def _split(word: str) -> tuple[str, str]:
@@ -301,15 +315,25 @@ _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", 
 
 
 def _check_option_types(plain: DictConfig, composed: DictConfig) -> None:
-    """Options of environments and cores must be of the type that their default has."""
-    for group in ("env", "memory"):
-        for key, default in plain[group].items():
-            value = composed[group][key]
-            if isinstance(default, DictConfig) and not isinstance(value, DictConfig):
-                raise UserError(f"{group}.{key}={value}: must be a mapping, for example {group}.{key}.option=value")
-            kinds = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}.get(type(default))
-            if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and type(default) is not bool)):
-                raise UserError(f"{group}.{key}={value}: must be {_TYPE_NAMES[type(default)]}")
+    """Options of cores must be what their constructors say; those of environments, of the type that their default has.
+
+    A default is not enough for a core: its heads may be a number or a list.
+    """
+    for key, default in plain.env.items():
+        value = composed.env[key]
+        if isinstance(default, DictConfig) and not isinstance(value, DictConfig):
+            raise UserError(f"env.{key}={value}: must be a mapping, for example env.{key}.option=value")
+        kinds = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}.get(type(default))
+        if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and type(default) is not bool)):
+            raise UserError(f"env.{key}={value}: must be {_TYPE_NAMES[type(default)]}")
+    memory: Any = OmegaConf.to_container(composed.memory)
+    name = str(memory.pop("name"))
+    if name not in core_names():
+        raise UserError(f"memory.name={name}: unknown; allowed: {', '.join(core_names())}")
+    for option, value in memory.items():
+        wanted = wanted_instead(name, option, value)
+        if wanted is not None:
+            raise UserError(f"memory.{option}={value}: must be {wanted}")
 
 
 def _check_values(config: RunConfig) -> None:

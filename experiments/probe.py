@@ -22,15 +22,17 @@ from tqdm import tqdm
 from lifelong.experiments.config import load_config
 from lifelong.experiments.errors import RunFailed, UserError, did_you_mean, whole_number
 from lifelong.experiments.matching import Match, match
+from lifelong.experiments.probes import pairs, teachers
 from lifelong.experiments.probes.catalogue import PROBES, TASKS
 from lifelong.experiments.probes.learner import Learner, train
 from lifelong.experiments.probes.plots import draw, draw_by_size
 from lifelong.experiments.probes.probe import Curve
 from lifelong.experiments.run_folder import write_json
-from lifelong.memory import make_core
+from lifelong.memory import LifeTooLong, make_core
 
 _DIM = 64  # width of the cores' inputs and outputs
 _LEARNING_RATE = 3e-3
+_ROOM = max(pairs.STEPS, teachers.STEPS) + 1  # steps of a life that a growing state must hold: a question follows
 _STATE_FLOATS, _UPDATES = 1024, 1000
 _KEYS = ("memory", "probes", "seed", "state_floats", "updates", "out", "plugins")
 
@@ -129,9 +131,21 @@ def _match(name: str, options: dict[str, Any], size: int) -> Match:
     try:
         # The core's own name may differ from that of the file that holds its options.
         chosen = dict(options)
-        return match(chosen.pop("name"), chosen, _DIM, state_bytes=4 * size)
+        core_name = chosen.pop("name")
+        return _with_room(core_name, match(core_name, chosen, _DIM, state_bytes=4 * size), size)
     except (ValueError, TypeError) as error:
         raise UserError(f"memory={name}: {' '.join(str(error).split())}") from error
+
+
+def _with_room(core_name: str, matched: Match, size: int) -> Match:
+    """A state that grows with the life must hold the lives of the training, whatever the bytes that are asked for."""
+    core = make_core(core_name, _DIM, **matched.options)
+    if matched.width is None or core.state_bytes_at(_ROOM) <= core.state_bytes():
+        return matched
+    options = {**matched.options, matched.width: _ROOM}
+    state_bytes = make_core(core_name, _DIM, **options).state_bytes()
+    note = f"it grows, and the task needs {_ROOM} steps: {state_bytes / (4 * size):.0f} times the bytes asked for"
+    return Match(options, matched.width, state_bytes, matched.parameters, note)
 
 
 def _make_folder(path: Path) -> None:
@@ -157,7 +171,13 @@ def _examine(label: str, entry: _Entry, request: _Request, writer: SummaryWriter
                 if bar.n % 10 == 0:
                     writer.add_scalar(f"probe/loss_{task}/{label}", loss, bar.n)
 
-            entry.loss[task] = train(learner, TASKS[task].loss, request.updates, _LEARNING_RATE, request.seed, learned)
+            try:
+                entry.loss[task] = train(
+                    learner, TASKS[task].loss, request.updates, _LEARNING_RATE, request.seed, learned
+                )
+            except LifeTooLong as error:
+                entry.refused.update({name: str(error) for name in request.probes if PROBES[name].task == task})
+                continue
         for name in request.probes:
             if PROBES[name].task == task:
                 generator = torch.Generator().manual_seed(request.seed + 1)  # the same lives for every core
@@ -217,7 +237,9 @@ def _draw(request: _Request, entries: dict[str, _Entry], writer: SummaryWriter) 
     """A PNG per probe, and the same in TensorBoard."""
     sizes = ", ".join(f"{size:,}" for size in request.sizes)
     budget = f"{request.updates:,} updates of training, seed {request.seed}"
-    subtitle = f"{sizes} floats of state, {budget}; bars: one standard error"
+    others = [f"{entry.name} {entry.matched.state_bytes // 4:,}" for entry in entries.values() if entry.matched.note]
+    exceptions = f" (but {', '.join(dict.fromkeys(others))})" if others else ""
+    subtitle = f"{sizes} floats of state{exceptions}, {budget}; bars: one standard error"
     for name in request.probes:
         curves = {label: entry.curves[name] for label, entry in entries.items() if name in entry.curves}
         figure = draw(PROBES[name], curves, subtitle)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lifelong.experiments.checkpoint import CheckpointRefused, latest_checkpoint, list_checkpoints, verify_checkpoint
-from lifelong.experiments.config import RunConfig, from_yaml, to_yaml
+from lifelong.experiments.config import RunConfig, differing_keys, from_yaml, to_yaml
 from lifelong.experiments.errors import UserError, did_you_mean
 
 CHECKPOINTS = "checkpoints"
@@ -123,6 +123,18 @@ def find_checkpoint(run: str) -> tuple[Path, RunConfig]:
     if "config" not in metadata:
         raise CheckpointRefused(f"checkpoint {path} holds no config")
     return path, from_yaml(metadata["config"])
+
+
+def edits_without_effect(run: Path, config: RunConfig) -> str | None:
+    """In what ``config.yaml`` differs from ``config``, the checkpoint's, which a resume goes by; None if in nothing."""
+    try:
+        edited = from_yaml((run / "config.yaml").read_text())
+    except (OSError, UnicodeDecodeError, UserError) as error:
+        return f"cannot be read: {error}"
+    keys = differing_keys(edited, config)
+    if edited.frames < config.frames:  # not edited: an earlier resume was given more
+        keys.remove("frames")
+    return f"says otherwise: {', '.join(keys)}" if keys else None
 
 
 def write_atomically(path: Path, text: str) -> None:

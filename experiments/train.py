@@ -28,6 +28,7 @@ from lifelong.experiments.run_folder import (
     append_command,
     append_versions,
     create_run_folder,
+    edits_without_effect,
     find_checkpoint,
     locked,
 )
@@ -57,6 +58,7 @@ def resume(arguments: list[str]) -> int:
     folder = path.parent.parent
     if path.parent.name != CHECKPOINTS or not (folder / "config.yaml").exists():
         raise UserError(f"{arguments[0]}: not in a run folder; resume needs the folder that train made")
+    edits = edits_without_effect(folder, config)
     for word in arguments[1:]:
         if word.partition("=")[0] != "frames":
             raise UserError(f"{word}: only frames=N, a new total, may be changed on resume")
@@ -70,6 +72,11 @@ def resume(arguments: list[str]) -> int:
         with _locked(folder, group):
             frames = _load(path, trainer, env)
             if group.rank == 0:
+                if edits:
+                    print(
+                        f"lifelong: resume goes by the config of the checkpoint; {folder / 'config.yaml'} {edits}",
+                        file=sys.stderr,
+                    )
                 drop_later_checkpoints(folder / CHECKPOINTS, frames)
                 append_command(folder)
                 append_versions(folder, frames)

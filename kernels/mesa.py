@@ -4,7 +4,7 @@
     out_t = V_t (H_t + Lambda)^{-1} q_t
 
 is S q_t for S = argmin_S sum_{s <= t} w_ts |S k_s - v_s|^2 + |S Lambda^{1/2}|^2, w_ts = b_s a_{s+1} ... a_t (MesaNet,
-von Oswald et al. 2025). The state is the two running moments; a reset drops both.
+von Oswald et al. 2025). The state is the two running moments; a reset drops both, for `reset_state` if there is one.
 
 `reference` solves step by step. `chunked` works out the moments of all steps from those at the entries of the chunks
 and solves all systems at once, in float32 or float64: they are too ill-conditioned for less. It solves directly, by
@@ -19,6 +19,7 @@ stands beside Lambda. With horizons of thousands of steps, Lambda should not be 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -58,6 +59,7 @@ def mesa_attention(
     implementation: str = "auto",
     *,
     iterations: int | None = None,
+    reset_state: MesaState | None = None,
 ) -> MesaOutput:
     """Read the least-squares memory at every step.
 
@@ -67,6 +69,8 @@ def mesa_attention(
         implementation: `"reference"` or `"chunked"`; `"auto"` is chunked.
         iterations: of conjugate gradients; Dk are enough in exact arithmetic. None: solve directly. Not for the
             reference, which always solves directly.
+        reset_state: what the moments become at a reset, in place of zero: `[H, Dv, Dk]`, and `[H, Dk, Dk]` that is
+            symmetric and positive semi-definite. It is not what a call begins with: give that as `initial_state`.
 
     Raises:
         ValueError: an argument has a wrong shape, dtype or device, or the implementation is unknown.
@@ -74,10 +78,12 @@ def mesa_attention(
     require(
         initial_state is None or isinstance(initial_state, MesaState), "initial_state", "a MesaState", initial_state
     )
+    require(reset_state is None or isinstance(reset_state, MesaState), "reset_state", "a MesaState", reset_state)
     moments = None if initial_state is None else initial_state.values
     call = build_call(
         query, key, value, write_rate, log_decay, None, False, reset, moments,
-        erase_key=None, error_before_decay=None, error_function=SQUARED, reset_state=None, is_step=False,
+        erase_key=None, error_before_decay=None, error_function=SQUARED,
+        reset_state=None if reset_state is None else reset_state.values, is_step=False,
     ).in_state_dtype()  # fmt: skip
     lives, _, heads, width = call.query.shape
     _check_regulariser(regulariser, call)
@@ -93,12 +99,17 @@ def mesa_attention(
         fits = keys.shape == (lives, heads, width, width) and keys.dtype == call.state_dtype
         require(fits, "initial_state.keys", f"[B, H, Dk, Dk] of {call.state_dtype}", keys)
     state = MesaState(call.initial_weights, keys)
+    fresh = None
+    if reset_state is not None:
+        fresh = reset_state.keys
+        fits = fresh.shape == (heads, width, width) and fresh.dtype == call.state_dtype
+        require(fits, "reset_state.keys", f"[H, Dk, Dk] of {call.state_dtype}", fresh)
     regulariser = regulariser.to(call.state_dtype)
     with torch.autocast(query.device.type, enabled=False):
         if implementation == "reference":
-            output, state = _reference(call, regulariser, state)
+            output, state = _reference(call, regulariser, state, fresh)
         elif implementation in ("auto", "chunked"):
-            output, state = _chunked(call, regulariser, state, iterations)
+            output, state = _chunked(call, regulariser, state, fresh, iterations)
         else:
             raise ValueError(f'implementation must be auto, reference or chunked, got "{implementation}"')
     return MesaOutput(output.to(value.dtype), state)
@@ -117,14 +128,17 @@ def _check_regulariser(regulariser: Tensor, call: FastWeightCall) -> None:
         raise ValueError(f"regulariser must be > 0, got {regulariser.min().item():g}")
 
 
-def _reference(call: FastWeightCall, regulariser: Tensor, state: MesaState) -> tuple[Tensor, MesaState]:
+def _reference(
+    call: FastWeightCall, regulariser: Tensor, state: MesaState, fresh: Tensor | None
+) -> tuple[Tensor, MesaState]:
     values, keys = state
     outputs = []
     for t in range(call.query.shape[1]):
         key, rate = call.key[:, t], call.write_rate[:, t, :, None]
         if call.reset is not None:
             dropped = call.reset[:, t, None, None, None]
-            values, keys = values.masked_fill(dropped, 0.0), keys.masked_fill(dropped, 0.0)
+            values = torch.where(dropped, 0.0 if call.reset_state is None else call.reset_state, values)
+            keys = torch.where(dropped, 0.0 if fresh is None else fresh, keys)
         if call.log_decay is not None:
             decay = call.log_decay[:, t, :, None, None].exp()
             values, keys = decay * values, decay * keys
@@ -136,28 +150,31 @@ def _reference(call: FastWeightCall, regulariser: Tensor, state: MesaState) -> t
 
 
 def _chunked(
-    call: FastWeightCall, regulariser: Tensor, state: MesaState, iterations: int | None
+    call: FastWeightCall, regulariser: Tensor, state: MesaState, fresh: Tensor | None, iterations: int | None
 ) -> tuple[Tensor, MesaState]:
     chunks = Chunks.of(call.query.shape[1])
     query, key = chunks.split(call.query).contiguous(), chunks.split(call.key).contiguous()
     rate = chunks.split(call.write_rate)
+    fresh = None if call.reset is None else fresh
     influence = influence_without_momentum(
         chunks.size,
         None if call.log_decay is None else chunks.split(call.log_decay),
         None if call.reset is None else chunks.split_shared(call.reset),
         key,
         error_before_decay=False,
-        learned_reset=False,
+        learned_reset=fresh is not None,
     )
     entry = influence.entry[..., chunks.size :, :].expand(*key.shape[:3], -1, -1)
     weights = influence.writes[..., chunks.size :, :] * rate[..., None, :]
 
     keys, entries = state.keys, []
-    through = influence.exit_entry.expand(*key.shape[:3], 1, 1)
-    written = influence.exit_writes * rate[..., None, :]
+    # Of the planes of the exit, the first: the others are constant.
+    through = influence.exit_entry[..., :1, :].expand(*key.shape[:3], -1, -1)
+    written = influence.exit_writes[..., :1, :] * rate[..., None, :]
     for chunk_key, kept, weight in zip(key, through, written, strict=True):
-        entries.append(keys)
-        keys = kept * keys + (chunk_key * weight.mT).mT @ chunk_key
+        planes = [keys] if fresh is None else [keys, fresh.expand_as(keys)]
+        entries.append(torch.stack(planes))
+        keys = _weighed(kept, planes) + (chunk_key * weight.mT).mT @ chunk_key
     system = _System(torch.stack(entries), entry, weights, key, regulariser[:, None])
 
     with torch.no_grad():
@@ -170,7 +187,7 @@ def _chunked(
 
     result = fast_weight_attention(
         chunks.join(solution), call.key, call.value, call.write_rate, call.log_decay,
-        erase=False, reset=call.reset, initial_state=state.values,
+        erase=False, reset=call.reset, initial_state=state.values, reset_state=call.reset_state,
     )  # fmt: skip
     return result.output, MesaState(cast(Tensor, result.state), keys)
 
@@ -178,8 +195,8 @@ def _chunked(
 class _System(NamedTuple):
     """The matrices H_t + Lambda of all steps, as what they are made of."""
 
-    entries: Tensor  # [N, B, H, Dk, Dk] key moments at the entry of each chunk
-    entry: Tensor  # [..., C, 1] what is left of them at each step
+    entries: Tensor  # [N, P, B, H, Dk, Dk] key moments at the entry of each chunk; with a reset state that, too
+    entry: Tensor  # [N, B, H, C, P] what is left of them at each step
     weights: Tensor  # [..., C, C] weight of the key of step j at step i
     key: Tensor  # [N, B, H, C, Dk]
     regulariser: Tensor  # [H, 1, Dk]
@@ -187,7 +204,8 @@ class _System(NamedTuple):
     def times(self, vectors: Tensor) -> Tensor:
         """The matrix of each step times the vector of that step."""
         recent = ((vectors @ self.key.mT) * self.weights) @ self.key
-        return self.regulariser * vectors + self.entry * (vectors @ self.entries) + recent
+        read = [vectors @ plane for plane in self.entries.unbind(1)]
+        return self.regulariser * vectors + _weighed(self.entry, read) + recent
 
     def factors(self) -> Tensor:
         """The Cholesky factors of all matrices, `[N, B, H, C, Dk, Dk]`."""
@@ -197,13 +215,15 @@ class _System(NamedTuple):
         for entries, entry, weights, key in zip(*self[:4], strict=True):
             squares = (key[..., :, None] * key[..., None, :]).flatten(-2)
             matrices = (weights @ squares).unflatten(-1, (width, width))
-            matrices = matrices + entry[..., None] * entries[:, :, None] + diagonal
+            planes = [plane[:, :, None] for plane in entries]
+            matrices = matrices + _weighed(entry[..., None, :], planes) + diagonal
             parts.append(torch.linalg.cholesky_ex(matrices)[0])
         return torch.stack(parts)
 
     def conjugate_gradients(self, right: Tensor, iterations: int) -> Tensor:
         """Conjugate gradients, preconditioned by the diagonal."""
-        diagonal = self.regulariser + self.entry * self.entries.diagonal(dim1=-2, dim2=-1)[..., None, :]
+        planes = self.entries.diagonal(dim1=-2, dim2=-1)[..., None, :].unbind(1)
+        diagonal = self.regulariser + _weighed(self.entry, planes)
         diagonal = diagonal + self.weights @ self.key.square()
         tiny = torch.finfo(right.dtype).tiny
         solution, residual = torch.zeros_like(right), right
@@ -218,6 +238,14 @@ class _System(NamedTuple):
             before, size = size, torch.linalg.vecdot(residual, scaled)[..., None]
             direction = scaled + size / before.clamp_min(tiny) * direction
         return solution
+
+
+def _weighed(weights: Tensor, planes: Sequence[Tensor]) -> Tensor:
+    """The sum of the planes, each times its weight of `[..., P]`."""
+    total = weights[..., :1] * planes[0]
+    for index in range(1, len(planes)):
+        total = total + weights[..., index : index + 1] * planes[index]
+    return total
 
 
 def _solve(right: Tensor, iterations: int | None, *operands: Any) -> Tensor:

@@ -180,6 +180,8 @@ class LSTMCore(_ClassicCore):
         reset_state: str = "zero",
     ) -> None:
         super().__init__(dim, nn.LSTM, hidden, layers, ("hidden", "cell"), chrono_max, reset_state)
+        if chrono_max is not None and forget_bias != 1.0:
+            raise ValueError(f"forget_bias={forget_bias} changes nothing beside chrono_max={chrono_max}; give only one")
         for layer in range(layers):
             to_input, to_forget, *_ = self._weights(layer)[2].data.split(self.hidden)
             to_forget.fill_(forget_bias)

@@ -10,6 +10,8 @@ T] with the state carried over. `tests/memory/test_contract.py` holds every regi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from tensordict import TensorDict
@@ -31,9 +33,16 @@ class MemoryCore(nn.Module, ABC):
 
     Attributes:
         dim: width D of inputs and outputs.
+        config_name: the word that chooses the core in a config; ``register_core`` sets it.
+        matrices: names of the tensors of the state that are matrices [B, ..., V, K] in which the memory lies: those of
+            which ``health`` takes the effective rank.
+        lacks: options that other cores have and this one cannot, each with the reason.
     """
 
     dim: int
+    config_name: ClassVar[str] = ""
+    matrices: ClassVar[tuple[str, ...]] = ()
+    lacks: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -82,21 +91,31 @@ class MemoryCore(nn.Module, ABC):
 
         Read off the state (absent for a core without one):
             state_norm, state_max, state_non_finite   see ``lifelong.memory.health.state_health``
-            effective_rank    of the fast weights, exp of the entropy of their normalised singular values
+            effective_rank    of ``matrices``, exp of the entropy of their normalised singular values
 
         Watched in one step on ``inputs`` [B, D], if given, after what ``reset`` [B] drops:
-            write_size        |S_t - a S_{t-1}| / |S_t| of fast weights; of any other state |s_t - s_{t-1}| / |s_t|
-            surprise_before   |v - a S_{t-1} k|, what the memory answers to its own key before the write
-            surprise_after    |v - S_t k|
+            write_size        |S_t - a S_{t-1}| / |S_t| of a memory that learns pairs (of all that it is made of: both
+                              layers of a network, both moments of a regression); of any other state
+                              |s_t - s_{t-1}| / |s_t|
+            surprise_before   |v - f(k; a S_{t-1})|, what the memory answers to its own key before the write, of a
+                              memory that learns pairs; S k for a matrix
+            surprise_after    |v - f(k; S_t)|
             decay_horizon     1 / (1 - a) in steps, geometric mean; absent where nothing decays
         """
-        if reset is not None:
-            fresh = self.initial_state(len(state), device=state.device)
-            state = state.apply(lambda old, new: torch.where(reset.view(-1, *[1] * (old.dim() - 1)), new, old), fresh)
-        return measure(self.step, state, inputs)
+        return measure(self.step, self.matrices, self.restarted(state, reset), inputs)
+
+    def restarted(self, state: TensorDict, reset: Tensor | None) -> TensorDict:
+        """The state, batch [B], with the lives of ``reset`` [B] at their start."""
+        if reset is None:
+            return state
+        fresh = self.initial_state(len(state), device=state.device)
+        restarted: TensorDict = state.apply(
+            lambda old, new: torch.where(reset.view(-1, *[1] * (old.dim() - 1)), new, old), fresh
+        )
+        return restarted
 
     def check_state(self, state: TensorDict) -> None:
-        """Refuse a state, batch [B], that another core wrote, or this one with other options.
+        """Refuse a state, batch [B], whose tensors differ in name or shape from those of this core with its options.
 
         Raises:
             ValueError: names the core and the tensors that differ.
@@ -108,8 +127,8 @@ class MemoryCore(nn.Module, ABC):
                 for a, b in ((wanted, found), (found, wanted))
             )
             raise ValueError(
-                f"this state is not one of {type(self).__name__} with its options: it lacks {lacking}, and what it has "
-                f"instead is {foreign}"
+                f"this state is not one of {self.config_name or type(self).__name__} with its options: it lacks "
+                f"{lacking}, and what it has instead is {foreign}"
             )
 
     def _zeros(self, *shape: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -13,6 +13,7 @@ from lifelong.memory.feature_maps import FEATURE_MAPS
 from lifelong.memory.learned_reset import RESET_STATES
 from lifelong.memory.registry import did_you_mean
 from lifelong.memory.rotary import TURNS
+from lifelong.memory.word_hints import elsewhere
 
 OBJECTIVES = ["dot_product", "squared_error", "windowed_squared_error", "huber", "power"]
 RETENTIONS = ["none", "constant", "scalar", "per_channel", "pull"]
@@ -178,9 +179,10 @@ def spread_horizons(count: int, shortest: float, longest: float) -> Tensor:
 
 
 def check_word(option: str, word: object, known: list[str]) -> None:
-    """Raise the ValueError that names the option, what it takes, and the word nearest to the one that came."""
+    """Raise the ValueError that names the option, what it takes, and a core that has the word, or the nearest word."""
     if word not in known:
-        raise ValueError(f"{option} must be one of {', '.join(known)}, not {word!r}{did_you_mean(word, known)}")
+        hint = elsewhere(option, word) or did_you_mean(word, known)
+        raise ValueError(f"{option} must be one of {', '.join(known)}, not {word!r}{hint}")
 
 
 def _spelled_out(heads: list[str]) -> list[str]:
@@ -226,12 +228,15 @@ def _check_numbers(design: Design) -> None:
             raise ValueError(f"{name} must be 1 or more, not {values[name]}")
     if design.convolution_taps < 0 or design.convolution_taps == 1:
         raise ValueError(f"convolution_taps must be 0 (no convolution) or 2 or more, not {design.convolution_taps}")
-    if design.feed_forward < 0:
+    if not design.feed_forward >= 0:
         raise ValueError(f"feed_forward must be 0 (none) or more, not {design.feed_forward}")
     if not 0.0 < design.write_rate_max <= 2.0:
         raise ValueError(f"write_rate_max must lie above 0 and be 2 at most, not {design.write_rate_max}")
     if not 0.0 < design.write_rate < design.write_rate_max:
-        raise ValueError(f"write_rate must lie between 0 and {design.write_rate_max:g}, not {design.write_rate}")
+        raise ValueError(
+            f"write_rate must lie between 0 and {design.write_rate_max:g}, not {design.write_rate}; the limit is "
+            "write_rate_max"
+        )
     if not 0.0 < design.momentum < 1.0:
         raise ValueError(f"momentum must lie between 0 and 1, not {design.momentum}")
     if not 1.0 < design.horizon_min <= design.horizon_max:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -39,6 +42,8 @@ class NoMemory(MemoryCore):
         layers: number of blocks.
         feed_forward: hidden width of a block, as a multiple of ``dim``; 0 leaves the blocks out.
     """
+
+    lacks: ClassVar[Mapping[str, str]] = {"reset_state": "it remembers nothing, so a life has no state to begin with"}
 
     def __init__(self, dim: int, layers: int = 1, feed_forward: float = 2.0) -> None:
         super().__init__(dim)

@@ -84,7 +84,7 @@ class FFMCore(LayeredCore):
         reset_state: str = "zero",
     ) -> None:
         check_at_least(1, traces=traces, contexts=contexts, horizon_min=horizon_min)
-        if horizon_max < horizon_min:
+        if not horizon_max >= horizon_min:
             raise ValueError(f"horizon_max must be horizon_min={horizon_min} or more, not {horizon_max}")
         super().__init__(
             dim, layers, feed_forward, lambda: FFMLayer(dim, traces, contexts, horizon_min, horizon_max, reset_state)

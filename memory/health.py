@@ -5,7 +5,7 @@ Growth, collapse and breakage show here long before they show in the reward. ``M
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -18,13 +18,18 @@ from torch import Tensor
 class _Write(NamedTuple):
     """What a layer reported of its step, each flattened; None where it does not apply."""
 
-    size: Tensor | None  # |S_t - a S_{t-1}| / |S_t|
+    size: Tensor  # |S_t - a S_{t-1}| / |S_t|
     before: Tensor  # |v - S k| before the write
     after: Tensor
     forgotten: Tensor | None  # 1 - a
 
 
 _watched: ContextVar[list[_Write] | None] = ContextVar("watched", default=None)
+
+
+def is_watched() -> bool:
+    """Whether somebody watches: only then what a report needs has to be worked out."""
+    return _watched.get() is not None
 
 
 def report_write(key: Tensor, value: Tensor, log_decay: Tensor | None, before: Tensor, after: Tensor) -> None:
@@ -36,32 +41,47 @@ def report_write(key: Tensor, value: Tensor, log_decay: Tensor | None, before: T
         log_decay: log a, [B, H] or per channel [B, H, K]; None for a = 1.
         before, after: S_{t-1} and S_t, [B, H, V, K].
     """
-    writes = _watched.get()
-    if writes is None:
+    if not is_watched():
         return
     kept = before
     if log_decay is not None:
         decay = log_decay.exp()
         kept = kept * (decay[..., None, None] if decay.dim() == kept.dim() - 2 else decay.unsqueeze(-2))
 
-    def surprise(weights: Tensor) -> Tensor:
-        weights = weights.unsqueeze(1) if key.dim() == weights.dim() else weights
-        return (value - (weights @ key.unsqueeze(-1)).squeeze(-1)).norm(dim=-1).flatten()
+    def answer(matrices: Sequence[Tensor]) -> Tensor:
+        weights = matrices[0].unsqueeze(1) if key.dim() == matrices[0].dim() else matrices[0]
+        return (weights @ key.unsqueeze(-1)).squeeze(-1)
 
-    size = (after - kept).norm(dim=(-2, -1)) / after.norm(dim=(-2, -1))
-    writes.append(_Write(size.flatten(), surprise(kept), surprise(after), _forgotten(log_decay)))
+    report_answers(value, answer, log_decay, [kept], [after])
 
 
 def report_answers(
-    value: Tensor, before: Callable[[], Tensor], after: Callable[[], Tensor], log_decay: Tensor | None
+    value: Tensor,
+    answer: Callable[[Sequence[Tensor]], Tensor],
+    log_decay: Tensor | None,
+    kept: Sequence[Tensor],
+    after: Sequence[Tensor],
 ) -> None:
-    """The same for any other model: what it answered to its key before and after the write, [B, H, V], as functions
-    that are called only if somebody watches.
+    """The same for a memory of any other kind, made of one matrix a head or of several.
+
+    Args:
+        value: [..., H, V], what the memory is shown.
+        answer: what a memory of the matrices that it is given answers to the key, [..., H, V].
+        log_decay: log a, of any shape; None for a = 1.
+        kept, after: its matrices when they have decayed, before the write, and after it, [B, H, V', K'] each.
     """
     writes = _watched.get()
-    if writes is not None:
-        old, new = ((value - answer()).norm(dim=-1).flatten() for answer in (before, after))
-        writes.append(_Write(None, old, new, _forgotten(log_decay)))
+    if writes is None:
+        return
+    before, now = ((value - answer(matrices)).norm(dim=-1).flatten() for matrices in (kept, after))
+    written = [new - old for new, old in zip(after, kept, strict=True)]
+    writes.append(_Write((_size(written) / _size(after)).flatten(), before, now, _forgotten(log_decay)))
+
+
+def _size(matrices: Sequence[Tensor]) -> Tensor:
+    """The norm of all entries of each head's matrices together, [B, H]."""
+    norms = [matrix.norm(dim=(-2, -1)) for matrix in matrices]
+    return norms[0] if len(norms) == 1 else torch.stack(norms).norm(dim=0)
 
 
 def _forgotten(log_decay: Tensor | None) -> Tensor | None:
@@ -70,7 +90,7 @@ def _forgotten(log_decay: Tensor | None) -> Tensor | None:
 
 @contextmanager
 def watch() -> Iterator[list[_Write]]:
-    """Inside, the steps of fast-weight layers leave what they wrote in the list."""
+    """Inside, the steps of layers that learn pairs leave what they wrote in the list."""
     writes: list[_Write] = []
     token = _watched.set(writes)
     try:
@@ -127,11 +147,16 @@ def find_non_finite(state: TensorDict) -> tuple[int, str] | None:
 
 @torch.no_grad()
 def measure(
-    step: Callable[[Tensor, TensorDict], tuple[Tensor, TensorDict]], state: TensorDict, inputs: Tensor | None
+    step: Callable[[Tensor, TensorDict], tuple[Tensor, TensorDict]],
+    matrices: Sequence[str],
+    state: TensorDict,
+    inputs: Tensor | None,
 ) -> dict[str, float]:
-    """What ``MemoryCore.health`` returns, for a core with this ``step`` and a state of which nothing is to be reset."""
+    """What ``MemoryCore.health`` returns, for a core with this ``step``, whose memory lies in the tensors of the names
+    ``matrices``, and a state of which nothing is to be reset.
+    """
     found = state_health(state)
-    weights = [state.get(key) for key in state.keys(True, True) if _is_fast_weights(key)]
+    weights = [state.get(key) for key in state.keys(True, True) if _last_name(key) in matrices]
     ranks = [effective_rank(leaf).flatten() for leaf in weights if bool(leaf.isfinite().all())]
     held = [rank[rank > 0] for rank in ranks]  # a matrix that holds nothing yet says nothing of those that do
     if any(len(rank) for rank in held):
@@ -145,8 +170,8 @@ def measure(
     return {name: value for name, value in found.items() if value == value}
 
 
-def _is_fast_weights(key: str | tuple[str, ...]) -> bool:
-    return (key if isinstance(key, str) else key[-1]).startswith(("fast_weights", "weights"))
+def _last_name(key: str | tuple[str, ...]) -> str:
+    return key if isinstance(key, str) else key[-1]
 
 
 def _change(before: TensorDict, after: TensorDict) -> float:
@@ -165,9 +190,7 @@ def _means(writes: list[_Write]) -> dict[str, float]:
         "surprise_before": float(torch.cat([write.before for write in writes]).mean()),
         "surprise_after": float(torch.cat([write.after for write in writes]).mean()),
     }
-    sizes = [write.size for write in writes if write.size is not None]
-    if sizes:
-        found["write_size"] = float(torch.cat(sizes).nanmean())
+    found["write_size"] = float(torch.cat([write.size for write in writes]).nanmean())
     forgotten = [write.forgotten for write in writes if write.forgotten is not None]
     if forgotten:
         least = torch.finfo(torch.float32).tiny

@@ -122,7 +122,14 @@ class TokenLabels(nn.Module):
                 f"keys {self.key_map.width}; use the same map for both, or leave query_map out"
             )
         turns = (design.turns,) * heads if isinstance(design.turns, str) else design.turns
-        self.rotary = None if set(turns) == {"none"} else Rotary(turns, design.key_width, design.turn_ratio)
+        turned = set(turns) != {"none"}
+        if turned and design.key_width % 2 and design.key_width != design.key_dim:
+            raise ValueError(
+                f"keys are turned in pairs of entries, so their width must be even, not {design.key_width}, which "
+                f"key_map={design.key_map} makes of head_dim={design.key_dim} with map_order={design.map_order}; "
+                "change one of these, or turn=none"
+            )
+        self.rotary = Rotary(turns, design.key_width, design.turn_ratio) if turned else None
 
     @torch.no_grad()
     def _initialise(self, gates: Sequence[Gate], first_row: int) -> None:

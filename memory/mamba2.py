@@ -137,6 +137,8 @@ class Mamba2Core(LayeredCore):
         reset_state: what a life starts with, ``"zero"`` or ``"learned"``.
     """
 
+    matrices = ("fast_weights",)
+
     def __init__(
         self,
         dim: int,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from lifelong.kernels import MesaState, mesa_attention
 from lifelong.memory.design import check_word
-from lifelong.memory.health import report_answers
+from lifelong.memory.health import is_watched, report_answers
 from lifelong.memory.labels import Gate, Labels
 from lifelong.memory.layered import LayeredCore
-from lifelong.memory.learned_reset import ResetState
+from lifelong.memory.learned_reset import RESET_STATES, ResetState
 from lifelong.memory.registry import register_design
 from lifelong.memory.rule_layer import (
     LayerOptions,
@@ -45,6 +45,7 @@ class MesaDesign(LayerOptions):
     horizon_min:     horizon 1 / (1 - a) of the fastest head, in steps, at first
     horizon_max:     of the slowest; the others are spread geometrically
     iterations:      of conjugate gradients; None solves directly
+    reset_state:     V and H of a new life: zero, or learned (H as L L^T)
     implementation:  of the kernel: auto, reference, chunked
 
     Raises:
@@ -58,11 +59,13 @@ class MesaDesign(LayerOptions):
     horizon_min: float = 32.0
     horizon_max: float = 1.0e3
     iterations: int | None = None
+    reset_state: str = "zero"
     implementation: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_word("retention", self.retention, RETENTIONS)
+        check_word("reset_state", self.reset_state, RESET_STATES)
         check_word("implementation", self.implementation, IMPLEMENTATIONS)
         check_between("write_rate", self.write_rate, 0, 1)
         check_above("regulariser", self.regulariser, _LEAST_REGULARISER)
@@ -73,17 +76,44 @@ class MesaDesign(LayerOptions):
                 check_above(option, value, 0)
 
 
+class MomentsReset(ResetState):
+    """What a life's moments start with: V_0 as it is, and H_0 = L L^T, so that it is a moment of some keys.
+
+    L begins as 10^-3 times the identity: next to nothing beside Lambda, but at L = 0 there is no slope to learn from.
+    """
+
+    def __init__(self, kind: str, shapes: Mapping[str, Sequence[int]]) -> None:
+        super().__init__("zero", shapes)
+        if kind == "learned":
+            # Under names of their own: a ParameterDict has methods `values` and `keys`.
+            self.learned["value_moments"] = nn.Parameter(torch.zeros(tuple(shapes["values"])))
+            identity = torch.eye(shapes["keys"][-1]).expand(tuple(shapes["keys"]))
+            self.learned["key_roots"] = nn.Parameter(1e-3 * identity)
+
+    def get(self, name: str) -> Tensor | None:
+        if not self.learned:
+            return None
+        root = self.learned["key_roots"]
+        return root @ root.mT if name == "keys" else self.learned["value_moments"]
+
+    def moments(self) -> MesaState | None:
+        """V_0 and H_0, without the batch axis; None for zero."""
+        values, keys = self.get("values"), self.get("keys")
+        return None if values is None or keys is None else MesaState(values, keys)
+
+
 class MesaRule(Rule):
     """State: ``values`` [B, H, Dv, Dk] and ``keys`` [B, H, Dk, Dk], the two running moments."""
 
     def __init__(self, design: MesaDesign, key_width: int, value_dim: int) -> None:
         super().__init__()
         self.design = design
-        # The inverse of softplus
-        start = math.log(math.expm1(design.regulariser - _LEAST_REGULARISER))
+        # The inverse of softplus, log(e^x - 1), so that no exponential overflows
+        above = design.regulariser - _LEAST_REGULARISER
+        start = above + math.log(-math.expm1(-above))
         self.regulariser = nn.Parameter(torch.full((design.heads, key_width), start))
         shapes = {"values": (design.heads, value_dim, key_width), "keys": (design.heads, key_width, key_width)}
-        self.reset_state = ResetState("zero", shapes)
+        self.reset_state = MomentsReset(design.reset_state, shapes)
 
     def gates(self) -> list[Gate]:
         design = self.design
@@ -114,16 +144,18 @@ class MesaRule(Rule):
             before,
             self.design.implementation,
             iterations=self.design.iterations,
+            reset_state=self.reset_state.moments(),
         )
 
-        def answer(moments: MesaState) -> Tensor:
-            """To the key, with nothing written."""
-            nothing = torch.zeros_like(gates[0])
-            return mesa_attention(
-                labels.key, labels.key, labels.value, nothing, regulariser, initial_state=moments
-            ).output
+        if is_watched():
 
-        report_answers(labels.value, lambda: answer(before), lambda: answer(found.state), log_decay)
+            def answer(moments: Sequence[Tensor]) -> Tensor:
+                nothing = torch.zeros_like(gates[0])  # written, so that what is read is the answer of the moments
+                key, value = labels.key, labels.value
+                return mesa_attention(key, key, value, nothing, regulariser, initial_state=MesaState(*moments)).output
+
+            decay = 1.0 if log_decay is None else log_decay.exp().mT.unsqueeze(-1)
+            report_answers(labels.value, answer, log_decay, [decay * moment for moment in before], found.state)
         return found.output, found.state._asdict()
 
 
@@ -142,6 +174,8 @@ class Mesa(LayeredCore):
 
     State per layer: ``values`` [B, H, Dv, Dk], ``keys`` [B, H, Dk, Dk], and that of ``TokenLabels``.
     """
+
+    matrices = ("values",)
 
     def __init__(self, dim: int, design: MesaDesign) -> None:
         value_dim = design.head_dim if design.value_dim is None else design.value_dim

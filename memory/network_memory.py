@@ -6,14 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from lifelong.kernels import MLPMemoryState, mlp_memory, replay_window
+from lifelong.kernels import MLPMemoryOutput, MLPMemoryState, mlp_memory, replay_window
 from lifelong.memory.design import check_word
+from lifelong.memory.health import is_watched, report_answers
 from lifelong.memory.labels import Gate, Labels
 from lifelong.memory.layered import LayeredCore
 from lifelong.memory.learned_reset import RESET_STATES, ResetState
@@ -104,8 +105,13 @@ class NetworkDesign(LayerOptions):
             ("implementation", IMPLEMENTATIONS),
         ):
             check_word(option, getattr(self, option), known)
-        for option in ("hidden", "window", "chunk", "newton_schulz"):
+        for option in ("window", "chunk", "newton_schulz"):
             check_above(option, getattr(self, option), 0)
+        if not self.hidden_width >= 1:
+            raise ValueError(
+                f"hidden={self.hidden} leaves no hidden unit at head_dim={self.head_dim}; hidden * head_dim must be 1 "
+                "or more"
+            )
         check_between("momentum", self.momentum, 0, 1)
         check_between("write_rate", self.write_rate, 0, self.most_rate)
         check_horizons(self.horizon_min, self.horizon_max)
@@ -138,6 +144,11 @@ class NetworkDesign(LayerOptions):
         return self.window if self.objective == "windowed_squared_error" else 1
 
     @property
+    def hidden_width(self) -> int:
+        """Width of the hidden layer of mlp."""
+        return round(self.hidden * self.head_dim)
+
+    @property
     def most_rate(self) -> float:
         """What b stays below."""
         return 1.0 if self.optimiser == "muon" else min(1.0, 2.0 / (self.chunk * self.pairs))
@@ -158,7 +169,7 @@ class NetworkRule(Rule):
     def __init__(self, design: NetworkDesign, key_width: int) -> None:
         super().__init__()
         self.design = design
-        heads, width, hidden = design.heads, design.head_dim, round(design.hidden * design.head_dim)
+        heads, width, hidden = design.heads, design.head_dim, design.hidden_width
         if design.model == "matrix":
             layers = [(width, key_width, 1.0 if design.inner_norm else 0.0)]
         else:
@@ -216,24 +227,55 @@ class NetworkRule(Rule):
         key, value, new = labels.key, labels.value, {}
         if design.pairs > 1:
             key, value, rate, new["window"] = replay_window(key, value, rate, design.window, reset, state["window"])
-        found = mlp_memory(
-            labels.query,
-            key,
-            value,
-            rate,
-            self._initial_weights(labels.query),
-            log_decay,
-            momentum,
-            reset,
-            self._unpacked(state),
-            design.implementation,
-            norm=(self.gain, self.shift) if design.inner_norm else None,
-            pull=design.retention == "pull",
-            chunk=design.chunk,
-            newton_schulz=design.newton_schulz if design.optimiser == "muon" else 0,
-            update_rate=update_rate,
-        )
+
+        def learn(before: MLPMemoryState) -> MLPMemoryOutput:
+            return mlp_memory(
+                labels.query,
+                key,
+                value,
+                rate,
+                self._initial_weights(labels.query),
+                log_decay,
+                momentum,
+                reset,
+                before,
+                design.implementation,
+                norm=self._norm(),
+                pull=design.retention == "pull",
+                chunk=design.chunk,
+                newton_schulz=design.newton_schulz if design.optimiser == "muon" else 0,
+                update_rate=update_rate,
+            )
+
+        before = self._unpacked(state)
+        found = learn(before)
+        if is_watched():
+            after = found.state
+            if design.optimiser == "muon":
+                # It writes at the end of a chunk alone: what it would write, did the chunk end with this step.
+                after = learn(before._replace(phase=torch.full_like(before.phase, design.chunk - 1))).state
+            self._report(labels, log_decay, before, after)
         return found.output, {**new, **self._packed(found.state)}
+
+    def _report(self, labels: Labels, log_decay: Tensor | None, before: MLPMemoryState, after: MLPMemoryState) -> None:
+        """Tell whoever watches of a write, labels [B, 1, ...], log_decay [B, 1, H]."""
+        initial = self._initial_weights(labels.query)
+        kept = before.weights
+        if log_decay is not None:
+            decay = log_decay.exp().mT.unsqueeze(-1)
+            goals = initial if self.design.retention == "pull" else [torch.zeros_like(layer) for layer in initial]
+            kept = tuple(torch.lerp(goal, layer, decay) for goal, layer in zip(goals, kept, strict=True))
+
+        def answer(weights: Sequence[Tensor]) -> Tensor:
+            nothing = torch.zeros_like(labels.key[..., 0])  # written, so that what is read is f(k) of the weights
+            state = MLPMemoryState(tuple(weights), tuple(weights), (), torch.zeros_like(before.phase))
+            key, value = labels.key, labels.value
+            return mlp_memory(key, key, value, nothing, initial, initial_state=state, norm=self._norm(), chunk=1).output
+
+        report_answers(labels.value, answer, log_decay, kept, after.weights)
+
+    def _norm(self) -> tuple[Tensor, Tensor] | None:
+        return (self.gain, self.shift) if self.design.inner_norm else None
 
     def _initial_weights(self, like: Tensor) -> tuple[Tensor, ...]:
         """W_0, a matrix [H, out, in + 1] a layer of the network."""
@@ -264,6 +306,8 @@ class NetworkRule(Rule):
 
 class NetworkCore(LayeredCore):
     """Layers of network memories, by ``NetworkDesign``."""
+
+    matrices = ("weights_0", "weights_1")
 
     def __init__(self, dim: int, design: NetworkDesign) -> None:
         key_width = design.labels(design.head_dim).key_width

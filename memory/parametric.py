@@ -24,6 +24,8 @@ class ParametricCore(MemoryCore):
         design: every choice.
     """
 
+    matrices = ("fast_weights",)
+
     def __init__(self, dim: int, design: Design) -> None:
         super().__init__(dim)
         self.layers = nn.ModuleList(FastWeightLayer(dim, design) for _ in range(design.layers))

@@ -9,7 +9,10 @@ from dataclasses import MISSING, fields
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import torch
+
 from lifelong.memory.core import MemoryCore
+from lifelong.memory.word_hints import check_all_matter, elsewhere
 
 Core = TypeVar("Core", bound=type[MemoryCore])
 
@@ -23,6 +26,7 @@ def register_core(name: str) -> Callable[[Core], Core]:
         if name in _CORES:
             raise ValueError(f"memory core {name!r} is registered already")
         _CORES[name] = core
+        core.config_name = name
         return core
 
     return add
@@ -41,16 +45,18 @@ def register_design(name: str, design: type[Any], **choices: Any) -> Callable[[C
 
     def add(core: Core) -> Core:
         construct: Callable[..., None] = core.__init__
+        defaults = {field.name: choices.get(field.name, field.default) for field in fields(design)}
+        assert MISSING not in defaults.values()
 
         # `core_options` and `make_core` read options, their types and defaults off the constructor.
         def build(self: MemoryCore, dim: int, **options: Any) -> None:
-            construct(self, dim, design(**{**choices, **options}))
+            chosen = design(**{**choices, **options})
+            check_all_matter(chosen, defaults)
+            construct(self, dim, chosen)
 
         parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in ("self", "dim")]
-        for field in fields(design):
-            default = choices.get(field.name, field.default)
-            assert default is not MISSING
-            parameters.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default))
+        for option, default in defaults.items():
+            parameters.append(inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default))
         build.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         build.__annotations__ = {"dim": int, **get_type_hints(design)}
         core.__init__ = build  # type: ignore[method-assign]
@@ -70,26 +76,51 @@ def core_options(name: str) -> dict[str, inspect.Parameter]:
     return {key: value for key, value in parameters.items() if key not in ("self", "dim")}
 
 
+def reason_to_lack(name: str, option: str) -> str | None:
+    """Why a core cannot have an option that others have; None where it names no reason (``MemoryCore.lacks``)."""
+    return _lookup(name).lacks.get(option)
+
+
 def make_core(name: str, dim: int, **options: Any) -> MemoryCore:
     """Build the core ``name`` of width ``dim``.
 
     Raises:
-        ValueError: unknown name or option, or a value of the wrong type; the message says what is allowed.
+        ValueError: unknown name or option, or a value of the wrong type or not finite; the message says what is
+            allowed.
     """
     core = _lookup(name)
     allowed = core_options(name)
     for option in options:
+        reason = reason_to_lack(name, option)
+        if reason is not None:
+            raise ValueError(f"memory core {name!r} has no option {option!r}: {reason}")
         if option not in allowed:
             known = ", ".join(allowed)
-            raise ValueError(
-                f"memory core {name!r} has no option {option!r}; allowed: {known}{did_you_mean(option, list(allowed))}"
-            )
-    types = get_type_hints(core.__init__)
+            hint = elsewhere(option, options[option]) or did_you_mean(option, list(allowed))
+            raise ValueError(f"memory core {name!r} has no option {option!r}; allowed: {known}{hint}")
     for option, value in options.items():
-        if option in types and not _fits(value, types[option]):
-            kind = " or ".join(_TYPE_NAMES.get(each, str(each)) for each in _alternatives(types[option]))
-            raise ValueError(f"option {option} of memory core {name!r} must be {kind}, not {value!r}")
+        wanted = wanted_instead(name, option, value)
+        if wanted is not None:
+            raise ValueError(f"option {option} of memory core {name!r} must be {wanted}, not {value!r}")
     return core(dim, **options)
+
+
+def wanted_instead(name: str, option: str, value: object) -> str | None:
+    """What an option of a core must be, in words, if ``value`` is not that; None if it is, or nothing is declared.
+
+    The constructor's annotations say it. A number must be finite in float32, which parameters are made in.
+    """
+    types = get_type_hints(_lookup(name).__init__)
+    if option not in types:
+        return None
+    if not _fits(value, types[option]):
+        return " or ".join(_TYPE_NAMES.get(each, str(each)) for each in _alternatives(types[option]))
+    if isinstance(value, float) and not abs(value) <= _LARGEST:
+        return f"a finite number, {_LARGEST:.1e} at most in size"
+    return None
+
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 _TYPE_NAMES = {

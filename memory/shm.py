@@ -163,6 +163,8 @@ class SHMCore(LayeredCore):
         reset_state: what a life starts with, ``"zero"`` or ``"learned"``.
     """
 
+    matrices = ("memory",)
+
     def __init__(
         self,
         dim: int,

@@ -28,7 +28,7 @@ class ShortConvolution(nn.Module):
     def __init__(self, dim: int, taps: int) -> None:
         super().__init__()
         if taps < 2:
-            raise ValueError(f"a convolution needs taps >= 2, not {taps}")
+            raise ValueError(f"convolution_taps must be 0 (no convolution) or 2 or more, not {taps}")
         self.taps = taps
         # Oldest first: row taps - 1 - j weighs the input of j steps ago.
         self.weight = nn.Parameter(torch.empty(taps, dim))

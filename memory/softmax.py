@@ -2,10 +2,13 @@
 
 They are what the parametric cores are compared with: the same place in the network, the same labels, and a cache of
 pairs in place of a model that is trained on them. A life begins with an empty cache, so they have no learned reset
-state: there is nothing in it to learn.
+state (``EMPTY_CACHE``): there is nothing in it to learn.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from tensordict import TensorDict
@@ -15,6 +18,11 @@ from lifelong.memory.attention_cache import AttentionStack, FullCache, ShiftCach
 from lifelong.memory.registry import register_core
 from lifelong.memory.rotary import Rotary
 from lifelong.memory.short_convolution import ShortConvolution
+
+# Why an option of other cores is none here.
+EMPTY_CACHE: Mapping[str, str] = {
+    "reset_state": "a life begins with an empty cache, in which there is nothing to learn"
+}
 
 
 class SoftmaxLayer(nn.Module):
@@ -110,6 +118,8 @@ class SoftmaxCore(AttentionStack):
         rotary_ratio: between the rates of neighbouring pairs of entries of a key; the fastest turns pi a step.
     """
 
+    lacks: ClassVar[Mapping[str, str]] = EMPTY_CACHE
+
     def __init__(
         self,
         dim: int,
@@ -149,6 +159,8 @@ class SoftmaxWindowCore(AttentionStack):
 
     Args: as ``softmax``, with ``window``, in steps, in place of the capacity.
     """
+
+    lacks: ClassVar[Mapping[str, str]] = EMPTY_CACHE
 
     def __init__(
         self,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from lifelong.memory.attention_cache import AttentionStack, Timeline, check_sizes
 from lifelong.memory.registry import register_core
-from lifelong.memory.softmax import SoftmaxLayer, check_ratio
+from lifelong.memory.softmax import EMPTY_CACHE, SoftmaxLayer, check_ratio
 
 
 class EvictingCache(NamedTuple):
@@ -117,6 +118,8 @@ class SoftmaxEvictingCore(AttentionStack):
         slots: steps in the cache, in place of the capacity.
         recent: how many of them are the newest, whatever was attended to; below ``slots``; None for half.
     """
+
+    lacks: ClassVar[Mapping[str, str]] = EMPTY_CACHE
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ mathematics is in ``lifelong.kernels``; here gates become rates, and options bec
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from lifelong.kernels import (
 )
 from lifelong.kernels.types import SQUARED
 from lifelong.memory.design import Design
-from lifelong.memory.health import report_write
+from lifelong.memory.health import is_watched, report_answers, report_write
 from lifelong.memory.labels import Gate, Labels
 from lifelong.memory.learned_reset import ResetState
 
@@ -137,8 +137,10 @@ class GradientRule(nn.Module):
             query = query - self.correction.unsqueeze(-1) * answered
         at_goal = None
         if design.retention == "pull":
+            # The error is taken where it is asked for: v - S z = (v - S_0 z) - (S - S_0) z, z being k or d k.
             at_goal = _through(self.goal, query)
-            value = value - _through(self.goal * self._erases.view(-1, 1, 1), key)
+            asked = answered if design.closed_loop else key
+            value = value - _through(self.goal * self._erases.view(-1, 1, 1), asked)
         if design.pairs > 1 or self._window > 1:
             found, new = self._several(query, key, value, rate, log_decay, state, reset, is_step, options)
         else:
@@ -153,7 +155,9 @@ class GradientRule(nn.Module):
             if isinstance(found.state, MomentumState):
                 new["momentum"] = found.state.momentum
         weights = found.state.weights if isinstance(found.state, MomentumState) else found.state
-        report_write(key, value, log_decay, state["fast_weights"], weights)
+        if is_watched():
+            shown = labels.value if at_goal is None else labels.value - _through(self.goal, key)
+            report_write(key, shown, log_decay, state["fast_weights"], weights)
         return found.output if at_goal is None else found.output + at_goal, {"fast_weights": weights, **new}
 
     def _several(
@@ -225,6 +229,16 @@ class ExponentialRule(nn.Module):
             self.design.implementation,
             reset_state=self.reset_state.get("fast_weights"),
         )
+        if is_watched():
+            # Everything over the new scale: the old memory comes to it from its own.
+            least = (-found.state.log_scale).exp().unsqueeze(-1)
+
+            def answer(matrices: Sequence[Tensor]) -> Tensor:
+                read = _through(matrices[0], labels.key)
+                return read[..., :-1] / read[..., -1:].abs().maximum(least)
+
+            kept = memory * (log_decay + scale - found.state.log_scale).exp()[..., None, None]
+            report_answers(labels.value, answer, log_decay, [kept], [found.state.memory])
         return found.output, {"fast_weights": found.state.memory, "log_scale": found.state.log_scale}
 
 

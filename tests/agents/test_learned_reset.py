@@ -9,7 +9,7 @@ from lifelong.agents import AlgorithmConfig, Trainer
 from lifelong.memory.learned_reset import ResetState
 
 
-@pytest.mark.parametrize("core", ["lstm", "gated_delta", "mixed_heads", "gtrxl", "lru", "frame_stack", "shm"])
+@pytest.mark.parametrize("core", ["lstm", "gated_delta", "mixed_heads", "gtrxl", "lru", "frame_stack", "shm", "mesa"])
 def test_the_ratio_stays_one_while_the_reset_state_is_learned(scripted_env, make_agent, core):
     env = scripted_env(lives=4, steps=72)
     agent = make_agent(env, core, reset_state="learned")

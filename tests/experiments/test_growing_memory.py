@@ -29,5 +29,5 @@ def test_a_state_of_other_options_is_refused_by_name(tmp_path: Path) -> None:
     config.memory["window"] = 9
     env = train.build_env(config, 0)
     trainer = train.build_trainer(config, env, train.set_up_process(config))
-    with pytest.raises(train.UserError, match=r"does not fit: .*SoftmaxWindowCore .*layer_0\.keys \[9, 4, 32\]"):
+    with pytest.raises(train.UserError, match=r"does not fit: .*softmax_window .*layer_0\.keys \[9, 4, 32\]"):
         train.load_checkpoint(path, trainer, env)

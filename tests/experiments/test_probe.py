@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -260,6 +261,27 @@ def test_a_mistake_is_answered_in_one_line(words, says, capsys):
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
+
+
+def test_a_growing_memory_gets_the_room_of_the_task_and_the_others_are_measured(tmp_path, capsys, monkeypatch):
+    short = dataclasses.replace(PROBES["retention"], measure=partial(measure_retention, ages=[1, 200]))
+    monkeypatch.setitem(PROBES, "retention", short)
+    words = ["memory=softmax,gru", "probes=overwriting,retention", "updates=1", f"out={tmp_path / 'probe'}"]
+    assert main(["probe", *words]) == 0
+    printed = capsys.readouterr().out
+    assert "softmax: capacity=129, 132,872 bytes of state" in printed
+    assert "it grows, and the task needs 129 steps: 32 times the bytes asked for" in printed
+    assert "softmax, retention: life 0 does not fit: its step 130 is one more than the capacity of 129" in printed
+    cores = json.loads((tmp_path / "probe" / "probe.json").read_text())["cores"]
+    assert set(cores["softmax"]["curves"]) == {"overwriting"}
+    assert set(cores["gru"]["curves"]) == {"overwriting", "retention"}
+
+
+def test_a_memory_that_its_training_outgrows_says_so_and_the_others_are_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lifelong.experiments.probe._ROOM", 100)
+    assert main(["probe", "memory=softmax,none", "probes=capacity", "updates=1", f"out={tmp_path / 'probe'}"]) == 0
+    assert "softmax, capacity: life 0 does not fit: its step 101 is one more" in capsys.readouterr().out
+    assert set(json.loads((tmp_path / "probe" / "probe.json").read_text())["cores"]["none"]["curves"]) == {"capacity"}
 
 
 def test_a_memory_that_cannot_be_measured_says_why_and_the_others_are(tmp_path, capsys, monkeypatch):

@@ -104,6 +104,25 @@ def test_a_finished_run_can_be_given_more_frames(lifelong, tmp_path, tiny):
     assert len((tmp_path / "run" / "command.txt").read_text().splitlines()) == 2
 
 
+def test_a_config_edited_since_is_named_for_it_has_no_effect(lifelong, tmp_path, tiny):
+    assert lifelong("train", *tiny, "frames=128", "out=run").returncode == 0
+    assert "config.yaml" not in lifelong("resume", "run", "frames=256").stderr
+    assert "config.yaml" not in lifelong("resume", "run").stderr  # fewer frames there than in the checkpoint is no edit
+    file = tmp_path / "run" / "config.yaml"
+    text = file.read_text()
+    file.write_text(text.replace("seed: 0", "seed: 5").replace("head_dim: 8", "head_dim: 16"))
+    resumed = lifelong("resume", "run", "frames=384")
+    assert resumed.returncode == 0, resumed.stderr
+    (line,) = [line for line in resumed.stderr.splitlines() if "config.yaml" in line]
+    assert line.endswith("says otherwise: memory.head_dim, seed")
+    file.write_text(text.replace("frames: 128", "frames: 9999"))
+    assert "config.yaml says otherwise: frames" in lifelong("resume", "run").stderr
+    file.write_text(text.replace("seed: 0", "sed: 0"))
+    resumed = lifelong("resume", "run")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "config.yaml cannot be read: sed" in resumed.stderr
+
+
 OTHER_VERSIONS = ["torch 9.9.9", "code 0123456789ab"]
 
 

@@ -104,6 +104,44 @@ def test_two_steps_by_hand(implementation: str) -> None:
     assert result.state.values.flatten().tolist() == pytest.approx([4.0, 3.0])
 
 
+@pytest.mark.parametrize("iterations", [None, 30], ids=["directly", "by conjugate gradients"])
+@pytest.mark.parametrize("decay", [None, "scalar"])
+def test_a_reset_state_is_that_of_the_reference_in_values_and_gradients(
+    decay: str | None, iterations: int | None
+) -> None:
+    inputs = make_inputs(length=37, decay=decay, reset_rate=0.15)
+    assert inputs.reset is not None
+    generator = torch.Generator().manual_seed(6)
+    values = torch.randn(2, 5, 8, generator=generator, dtype=torch.float64)
+    root = torch.randn(2, 8, 8, generator=generator, dtype=torch.float64)
+    found = []
+    for implementation in ("reference", "chunked"):
+        leaves = [tensor.clone().requires_grad_() for tensor in (values, root)]
+        fresh = MesaState(leaves[0], leaves[1] @ leaves[1].mT)
+        solver = None if implementation == "reference" else iterations
+        result = run(inputs, start(inputs), implementation, iterations=solver, reset_state=fresh)
+        loss = result.output.sin().sum() + result.state.values.square().sum() + result.state.keys.square().sum()
+        gradients = torch.autograd.grad(loss, leaves)
+        found.append(flat(result) | dict(zip(("of_values", "of_root"), gradients, strict=True)))
+    assert found[0]["of_root"].any()
+    assert_close(found[1], found[0], 1e-9)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+def test_a_reset_is_a_start_from_the_reset_state(implementation: str) -> None:
+    inputs, fresh = (
+        make_inputs(length=20, reset_rate=0.0),
+        MesaState(torch.ones(2, 5, 8).double(), torch.eye(8).expand(2, 8, 8).double()),
+    )
+    reset = torch.zeros(2, 20, dtype=torch.bool)
+    reset[:, 11] = True
+    whole = run(replace(inputs, reset=reset), start(inputs), implementation, reset_state=fresh)
+    started = MesaState(*(moment.expand(2, *moment.shape) for moment in fresh))
+    alone = run(inputs.between(11, 20, None), started, implementation)
+    torch.testing.assert_close(whole.output[:, 11:], alone.output, rtol=0.0, atol=1e-10)
+    torch.testing.assert_close(whole.state.keys, alone.state.keys, rtol=0.0, atol=1e-10)
+
+
 def test_cut_anywhere_with_the_state_carried_over() -> None:
     inputs = make_inputs(length=18)
     whole = run(inputs, start(inputs), "chunked")

@@ -49,6 +49,7 @@ VARIANTS: list[Case] = [
     ("mamba2", {"heads": 4, "head_dim": 3, "state_dim": 5, "groups": 2, "convolution_taps": 0}),
     ("shm", {"layers": 2, "width": 5, "rows": 3, "reset_state": "learned"}),
     ("mesa", {"heads": 2, "value_dim": 6, "retention": "none", "iterations": 40}),
+    ("mesa", {"heads": 2, "value_dim": 6, "reset_state": "learned"}),
     ("ttt_linear", {"heads": 2, "head_dim": 6, "inner_norm": False, "reset_state": "zero", "chunk": 1}),
     # Narrower than 8, the norm of inner_norm is too ill-conditioned for 1e-5 in float32: see NetworkDesign.
     ("ttt_mlp", {"layers": 2, "heads": 2, "head_dim": 8, "chunk": 3, "turn": "with", "convolution_taps": 0}),

@@ -31,6 +31,8 @@ DESIGNS: list[dict[str, Any]] = [
     {"objective": "squared_error", "optimiser": "momentum"},
     {"objective": "huber", "optimiser": "momentum", "retention": "pull"},
     {"objective": "squared_error", "closed_loop": True},
+    {"objective": "squared_error", "closed_loop": True, "retention": "pull"},
+    {"objective": "huber", "closed_loop": True, "retention": "pull", "huber_threshold": 0.3},
     {"objective": "dot_product", "write_gate": "exponential", "unit_keys": False},
     {"objective": "dot_product", "write_gate": "exponential", "reset_state": "learned", "retention": "constant"},
     {"objective": "squared_error", "heads": ["counting", "plain"]},

@@ -9,10 +9,14 @@ import torch
 from tensordict import TensorDict
 
 from lifelong.kernels import fast_weight_step
-from lifelong.memory import core_names, make_core
+from lifelong.memory import core_names, core_options, make_core
 from lifelong.memory.health import effective_rank, find_non_finite, state_health
 
 DIM, LIVES = 12, 3
+# The parametric cores: those that learn pairs, each a point of one of three design spaces.
+PARAMETRIC = [name for name in core_names() if {"key_map", "read_norm"} <= set(core_options(name))]
+OF_EVERY_STATE = {"state_norm", "state_max", "state_non_finite", "write_size"}
+OF_LEARNED_PAIRS = {"effective_rank", "surprise_before", "surprise_after"}
 
 
 def lived(name: str, **options):
@@ -65,10 +69,110 @@ def test_every_core_reports_and_a_reset_reports_a_fresh_life(name):
     if name == "none":
         assert found == {}
         return
-    assert {"state_norm", "state_max", "state_non_finite", "write_size"} <= set(found)
+    assert set(found) >= OF_EVERY_STATE
     everywhere = torch.ones(LIVES, dtype=torch.bool)
     assert core.health(state, inputs, everywhere) == pytest.approx(core.health(core.initial_state(LIVES), inputs))
     assert core.health(state, inputs, ~everywhere) == found
+
+
+def test_the_parametric_cores_are_those_of_the_design_space():
+    assert len(PARAMETRIC) == 19
+    assert {"mixed_heads", "mlstm", "mesa", "ttt_linear", "ttt_mlp", "titans_mlp", "atlas"} <= set(PARAMETRIC)
+
+
+@pytest.mark.parametrize("name", PARAMETRIC)
+def test_every_parametric_core_reports_the_full_set_whenever_in_a_life(name):
+    core, state, inputs = lived(name)
+    decays = core_options(name)["retention"].default != "none"
+    wanted = OF_EVERY_STATE | OF_LEARNED_PAIRS | ({"decay_horizon"} if decays else set())
+    for _ in range(5):  # through all steps of a chunk, some of which write nothing
+        found = core.health(state, inputs)
+        assert set(found) == wanted
+        assert 0 < found["write_size"] < 2
+        assert found["surprise_after"] != found["surprise_before"]
+        with torch.no_grad():
+            _, state = core.step(inputs, state)
+
+
+@pytest.mark.parametrize("name", ["shm", "mamba2"])
+def test_other_cores_that_hold_matrices_report_their_effective_rank(name):
+    core, state, _ = lived(name)
+    assert core.health(state)["effective_rank"] >= 1
+
+
+def test_the_exponential_gate_reports_answers_and_writes_as_they_are_read():
+    core, state, inputs = lived("mlstm", heads=2, head_dim=4, value_dim=3)
+    with torch.no_grad():
+        core.layers[0].labels.projection.bias[-4:-2] += 3.0  # writes of about e^3: the scale moves
+        _, state = core.step(inputs, state)
+        layer, before = core.layers[0], state["layer_0"]
+        labels, _ = layer.labels.step(inputs, dict(before.items()), None)
+        _, log_rate, decay = labels.gates
+        memory = before["fast_weights"] * before["log_scale"].exp()[..., None, None]  # C and n themselves
+        kept = decay.sigmoid()[..., None, None] * memory
+        value = torch.cat([labels.value, torch.ones(LIVES, 2, 1)], -1)
+        written = kept + log_rate.exp()[..., None, None] * value.unsqueeze(-1) * labels.key.unsqueeze(-2)
+
+    def surprise(matrices):
+        read = (matrices @ labels.key.unsqueeze(-1)).squeeze(-1)
+        return float((labels.value - read[..., :3] / read[..., 3:].abs().clamp_min(1.0)).norm(dim=-1).mean())
+
+    found = core.health(state, inputs)
+    size = (written - kept).norm(dim=(2, 3)) / written.norm(dim=(2, 3))
+    assert found["write_size"] == pytest.approx(float(size.mean()), rel=1e-4)
+    assert found["surprise_before"] == pytest.approx(surprise(kept), rel=1e-4)
+    assert found["surprise_after"] == pytest.approx(surprise(written), rel=1e-4)
+
+
+@pytest.mark.parametrize("retention", ["none", "scalar", "pull"])
+def test_a_network_reports_what_it_answers_before_and_after_the_write(retention):
+    options = {"inner_norm": False, "chunk": 1, "heads": 2, "head_dim": 4}
+    core, state, inputs = lived("ttt_linear", retention=retention, **options)
+    layer, before = core.layers["layer_0"], state["layer_0"]
+    with torch.no_grad():
+        labels, _ = layer.labels.step(inputs, dict(before.items()), None)
+        _, after = core.step(inputs, state)
+        start, decay = layer.rule.reset_state.learned["weights_0"], labels.gates[-1].sigmoid()[..., None, None]
+        old, new = before["weights_0"], after["layer_0", "weights_0"]
+        kept = {"none": old, "scalar": decay * old, "pull": start + decay * (old - start)}[retention]
+
+    def surprise(weights):
+        read = (weights[..., :-1] @ labels.key.unsqueeze(-1)).squeeze(-1) + weights[..., -1]
+        return float((labels.value - read).norm(dim=-1).mean())
+
+    found = core.health(state, inputs)
+    size = (new - kept).norm(dim=(2, 3)) / new.norm(dim=(2, 3))
+    assert found["write_size"] == pytest.approx(float(size.mean()), rel=1e-4)
+    assert found["surprise_before"] == pytest.approx(surprise(kept), rel=1e-4)
+    assert found["surprise_after"] == pytest.approx(surprise(new), rel=1e-4)
+
+
+def test_a_memory_that_writes_at_the_end_of_a_chunk_reports_what_a_chunk_that_ended_now_would_write():
+    core, state, inputs = lived("atlas", head_dim=8, chunk=4)
+    state["layer_0", "phase"] = torch.zeros(LIVES, dtype=torch.int64)
+    state["layer_0", "base_0"], state["layer_0", "base_1"] = (
+        state["layer_0", "weights_0"],
+        state["layer_0", "weights_1"],
+    )
+    at_start = core.health(state, inputs)
+    state["layer_0", "phase"] = torch.full((LIVES,), 3)
+    assert core.health(state, inputs) == pytest.approx(at_start)
+
+
+@pytest.mark.parametrize("options", [{"heads": ["counting", "plain"]}, {"closed_loop": True}, {"pairs": 2}], ids=str)
+def test_what_is_pulled_to_a_state_is_as_surprised_as_the_whole_memory(options):
+    core, state, inputs = lived("gated_delta", **{"heads": 2, "head_dim": 4, "retention": "pull", **options})
+    rule, layer = core.layers[0].rule, core.layers[0]
+    with torch.no_grad():
+        rule.goal.normal_()
+        labels, _ = layer.labels.step(inputs, dict(state["layer_0"].items()), None)
+        decay = labels.gates[-1].sigmoid()[..., None, None]
+        whole = rule.goal + decay * state["layer_0", "fast_weights"]
+        if labels.key.dim() > whole.dim() - 1:
+            whole = whole.unsqueeze(1)
+        answers = (whole @ labels.key.unsqueeze(-1)).squeeze(-1)
+    found = core.health(state, inputs)
+    assert found["surprise_before"] == pytest.approx(float((labels.value - answers).norm(dim=-1).mean()), rel=1e-4)
 
 
 def test_a_watched_step_of_fast_weights_says_what_the_kernel_says():
@@ -114,6 +218,13 @@ def test_least_squares_answers_are_reported_before_and_after_the_write():
     assert found["surprise_before"] == pytest.approx(surprise(before["values"], before["keys"]), rel=0.05)
     assert found["surprise_after"] == pytest.approx(surprise(*after), rel=0.05)
     assert found["surprise_after"] < found["surprise_before"]
+    # The write to both moments of a head over the size of both.
+    old, new = (
+        torch.cat([values.flatten(2), keys.flatten(2)], -1)
+        for values, keys in ((before["values"], before["keys"]), after)
+    )
+    size = (new - old).norm(dim=-1) / new.norm(dim=-1)
+    assert found["write_size"] == pytest.approx(float(size.mean()), rel=1e-4)
 
 
 def test_what_never_decays_has_no_horizon_and_the_first_write_is_all_there_is():

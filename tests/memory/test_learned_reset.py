@@ -100,3 +100,25 @@ def test_counters_start_at_zero_whatever_is_learned() -> None:
 def test_an_unknown_kind_is_named() -> None:
     with pytest.raises(ValueError, match=r"must be one of zero, learned, not 'learnt'; did you mean 'learned'\?"):
         make_core("gru", DIM, reset_state="learnt")
+
+
+@pytest.mark.parametrize("name", [name for name in core_names() if name not in CORES])
+def test_a_core_without_one_says_why(name: str) -> None:
+    reason = "remembers nothing" if name == "none" else "a life begins with an empty cache, in which there is nothing"
+    with pytest.raises(ValueError, match=f"memory core '{name}' has no option 'reset_state': .*{reason}"):
+        make_core(name, DIM, reset_state="learned")
+
+
+def test_the_least_squares_memory_begins_with_a_moment_of_some_keys() -> None:
+    core, _ = build("mesa")
+    state = core.initial_state(2)["layer_0"]
+    keys = state["keys"]
+    torch.testing.assert_close(keys, keys.mT)
+    assert (torch.linalg.eigvalsh(keys) > -1e-10).all()
+    assert keys.any()
+    assert state["values"].any()
+    # What is learned of the keys has a slope from the very beginning.
+    new = make_core("mesa", DIM, reset_state="learned")
+    reset = torch.ones(3, 5, dtype=torch.bool)
+    new(random_inputs(5).float(), new.initial_state(3), reset)[0].square().sum().backward()
+    assert all(p.grad.any() for n, p in new.named_parameters() if "reset_state.learned" in n and p.numel())
