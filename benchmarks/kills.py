@@ -1,5 +1,6 @@
-"""Kill train, compare and evaluate with SIGKILL at random moments, call them again until they end, and compare what
-they leave with what an unbroken call leaves: weights, logs and results, bit for bit on the CPU.
+"""Kill train, compare and evaluate with SIGKILL at random moments, call them again until they end (``resume`` in place
+of ``train`` where there is a checkpoint), and compare what they leave with what an unbroken call leaves: weights, logs
+and results, bit for bit on the CPU.
 
     python benchmarks/kills.py [kills=20] [seed=0] [out=runs/kills]
 
@@ -128,6 +129,16 @@ def evaluated_equal(a: Path, b: Path) -> bool:
     return len(first) == 1 and bool(first == second)
 
 
+def words_again(words: list[str], folder: Path) -> list[str]:
+    """What is typed after a kill: the same, but ``resume`` where a training has a checkpoint to go on from."""
+    if words[0] != "train":
+        return words
+    if any((folder / "run/checkpoints").glob("frames_*")):
+        return ["resume", "run"]
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    return words
+
+
 VICTIMS: dict[str, tuple[list[str], Callable[[Path, Path], bool]]] = {
     "train": (["train", *TRAIN, "out=run"], trained_equal),
     "compare": (["compare", *COMPARE, "out=all"], compared_equal),
@@ -160,7 +171,7 @@ def main() -> None:
             shutil.copytree(whole / "run", folder / "run", ignore=shutil.ignore_patterns("evaluation_*", ".eval*"))
         fell = []
         for _ in range(2):  # twice in one run
-            process, after = call(words, folder), moments.uniform(0.1, 1.0) * seconds[verb]
+            process, after = call(words_again(words, folder), folder), moments.uniform(0.1, 1.0) * seconds[verb]
             try:
                 process.wait(after)
                 break  # over before its time
@@ -169,7 +180,7 @@ def main() -> None:
                 process.wait()
                 kills += 1
                 fell.append(f"{after:.1f} s")
-        to_the_end(words, folder)
+        to_the_end(words_again(words, folder), folder)
         good = equal(whole, folder)
         faults += not good
         print(f"{verb:<9} killed after {', '.join(fell) or 'nothing'}: {'equal' if good else 'DIFFERENT'}", flush=True)

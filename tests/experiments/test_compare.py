@@ -392,8 +392,8 @@ def test_on_ray_a_run_that_kills_its_worker_each_time_comes_to_an_end(
     ray = pytest.importorskip("ray", reason="needs the optional package ray")
     from lifelong.experiments import engine_ray
 
-    def deadly(folder: str, words: list[str], threads: int) -> int:
-        with Path(folder).with_suffix(".log").open("a") as log:
+    def deadly(job: Job) -> int:
+        with job.log.open("a") as log:
             log.write("begun\n")
         os.kill(os.getpid(), signal.SIGKILL)
         return 0
