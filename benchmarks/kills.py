@@ -110,7 +110,9 @@ def trained_equal(a: Path, b: Path) -> bool:
 
 
 def compared_equal(a: Path, b: Path) -> bool:
-    runs = [sorted(path.parent.relative_to(folder) for path in folder.rglob("summary.json")) for folder in (a, b)]
+    runs = [
+        sorted(path.parent.relative_to(folder) for path in (folder / "all").rglob("summary.json")) for folder in (a, b)
+    ]
     chosen = [
         [cell["learning_rate"] for cell in json.loads((folder / "all/compare.json").read_text())["cells"]]
         for folder in (a, b)
