@@ -17,6 +17,16 @@ from torchrl.data import Bounded, MultiCategorical, TensorSpec, Unbounded
 from torchrl.data import Categorical as CategoricalSpec
 
 
+def draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One index for each row of probabilities [..., n]: the first to arrive of n waits, exponential with these rates.
+
+    What ``torch.multinomial`` does, number for number, without its checks of what cannot be here: they take three
+    quarters of its time.
+    """
+    waits = torch.empty_like(probabilities).exponential_(generator=generator)
+    return (probabilities / waits).argmax(-1)
+
+
 class ActionHead(nn.Module, ABC):
     """Base of the heads.
 
@@ -50,24 +60,27 @@ class ActionHead(nn.Module, ABC):
 class DiscreteHead(ActionHead):
     """n actions, int64 [...]: pi(a) = softmax(parameters)_a."""
 
+    actions: Tensor
+
     def __init__(self, count: int) -> None:
         super().__init__()
         self.parameters_size = self.encoding_size = self.count = count
         self.register_buffer("empty", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("actions", torch.arange(count), persistent=False)
 
     def distribution(self, parameters: Tensor) -> Distribution:
         return Categorical(logits=parameters, validate_args=False)
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         log_probs = parameters.log_softmax(-1)
-        action = torch.multinomial(log_probs.exp(), 1, generator=generator)
-        return action.squeeze(-1), log_probs.gather(-1, action).squeeze(-1)
+        action = draw(log_probs.exp(), generator)
+        return action, log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def mode(self, parameters: Tensor) -> Tensor:
         return parameters.argmax(-1)
 
     def encode(self, action: Tensor) -> Tensor:
-        return one_hot(action, self.count).float()
+        return (action.unsqueeze(-1) == self.actions).float()  # as one_hot, which looks at the data first
 
 
 class MultiCategoricalDistribution(Distribution):
@@ -100,10 +113,7 @@ class MultiDiscreteHead(ActionHead):
         return MultiCategoricalDistribution(parameters, self.counts)
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        choices = [
-            torch.multinomial(part.softmax(-1), 1, generator=generator) for part in parameters.split(self.counts, -1)
-        ]
-        action = torch.cat(choices, -1)
+        action = torch.stack([draw(part.softmax(-1), generator) for part in parameters.split(self.counts, -1)], -1)
         return action, self.distribution(parameters).log_prob(action)
 
     def mode(self, parameters: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class PolicyStep(NamedTuple):
 
     action: Tensor  # [B, ...]
     log_prob: Tensor  # [B]
-    value: Tensor  # [B]
+    trunk: Tensor  # [B, D]: what the critic reads
     state: TensorDict  # of the memory, after this step
     embedding: Tensor  # [B, D]: e(o_t), for the next token
 
@@ -130,7 +130,7 @@ class ActorCritic(nn.Module):
             log_prob = self.action_head.distribution(parameters).log_prob(action)
         else:
             action, log_prob = map(group.own, self.action_head.sample(group.spread(parameters), generator))
-        return PolicyStep(action, log_prob, self.value(trunk).squeeze(-1), state, embedding)
+        return PolicyStep(action, log_prob, trunk, state, embedding)
 
     def peek_value(self, observation: Observation, reset: Tensor, state: TensorDict, previous: Previous) -> Tensor:
         """V of an observation that is not acted on (a final one, or the first of the next segment): [B]."""

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
 from torchrl.data import Binary, Bounded, Composite, MultiCategorical, TensorSpec, Unbounded
 from torchrl.data import Categorical as CategoricalSpec
+
+from lifelong.kernels.one_hot import one_hot_product, planes
 
 Observation = dict[str, Tensor]
 
@@ -58,15 +60,24 @@ class ObservationEncoder(nn.Module):
 
     def hidden(self, observation: Observation) -> list[Tensor]:
         """The activations of each hidden layer, [..., dim]; the output is the last of them, normalised."""
-        parts = [reader(observation[key]) for key, reader in zip(self.keys, self.readers, strict=True)]
-        features = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        values = features.to(self.first.weight.dtype)
+        values = self._first(observation)
         hidden = []
-        for number, layer in enumerate([self.first, *self.rest]):
-            values = layer(values)
+        for number in range(len(self.rest) + 1):
+            if number:
+                values = self.rest[number - 1](values)
             values = silu(self.hidden_norms[number](values) if self.hidden_norms else values)
             hidden.append(values)
         return hidden
+
+    def _first(self, observation: Observation) -> Tensor:
+        """``first`` of all features side by side. The zeros of one-hot planes are not multiplied: most of the work of
+        an agent that sees a grid would go there.
+        """
+        values = self.first.bias
+        weights = self.first.weight.split([reader.size for reader in self.readers], 1)
+        for key, reader, weight in zip(self.keys, self.readers, weights, strict=True):
+            values = values + reader.product(observation[key], weight)  # type: ignore[operator]
+        return values
 
 
 class _Reader(nn.Module):
@@ -74,27 +85,36 @@ class _Reader(nn.Module):
 
     size: int
 
+    def product(self, value: Tensor, weight: Tensor) -> Tensor:
+        """What the weights [dim, size] make of those floats: [..., dim]."""
+        return linear(self(value).to(weight.dtype), weight)
+
 
 class _Planes(_Reader):
     """Integers [..., *shape] -> one-hot planes side by side [..., sum of sizes]."""
 
-    offsets: Tensor
+    sizes: Tensor
+    columns: Tensor
 
     def __init__(self, sizes: Tensor) -> None:
         super().__init__()
         self.event_dims = sizes.dim()
         sizes = sizes.flatten().long()
         self.size = int(sizes.sum())
-        self.register_buffer("offsets", sizes.cumsum(0) - sizes, persistent=False)
+        self.register_buffer("sizes", sizes, persistent=False)
+        self.register_buffer("columns", (sizes.cumsum(0) - sizes).unsqueeze(0), persistent=False)
 
     def forward(self, value: Tensor) -> Tensor:
-        batch = value.shape[: value.dim() - self.event_dims]
-        index = value.reshape(*batch, -1).long() + self.offsets
-        planes = self.offsets.new_zeros(*batch, self.size, dtype=torch.float32)
-        return planes.scatter_(-1, index, 1.0)
+        return planes(self._in_a_row(value), self.columns, self.size, torch.float32)
+
+    def product(self, value: Tensor, weight: Tensor) -> Tensor:
+        return one_hot_product(self._in_a_row(value), self.sizes, self.columns, weight.t())
+
+    def _in_a_row(self, value: Tensor) -> Tensor:
+        return value.reshape(*value.shape[: value.dim() - self.event_dims], -1).long()
 
 
-class _Grid(_Reader):
+class _Grid(_Planes):
     """Integers [..., height, width, channels] -> one-hot planes of each cell, and how often each value is in view.
 
     The counts are a linear function of the planes, but one that would have to be learned cell by cell: with them, "a
@@ -102,13 +122,11 @@ class _Grid(_Reader):
     """
 
     def __init__(self, sizes: Tensor) -> None:
-        super().__init__()
-        self.planes = _Planes(sizes[0, 0])
-        self.size = (sizes[..., 0].numel() + 1) * self.planes.size
-
-    def forward(self, value: Tensor) -> Tensor:
-        planes = self.planes(value)
-        return torch.cat([planes.flatten(-3), planes.sum((-3, -2))], -1)
+        super().__init__(sizes)
+        of_a_cell = _Planes(sizes[0, 0])
+        counts = self.size + of_a_cell.columns.repeat(1, sizes[..., 0].numel())
+        self.columns = torch.cat([self.columns, counts])
+        self.size += of_a_cell.size
 
 
 class _Vector(_Reader):

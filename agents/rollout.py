@@ -202,7 +202,9 @@ def collect_segment(lives: Lives, length: int) -> TensorDict:
     for t in range(length):
         observation, reset = lives.observation, lives.reset
         policy, step, previous = lives.act(previous)
-        rows.append({"observation": observation, "reset": reset, "policy": policy, "step": step})
+        # Not the state: memory that is let go is used again by the next step, and is still in the cache.
+        row = {"action": policy.action, "log_prob": policy.log_prob, "trunk": policy.trunk}
+        rows.append({"observation": observation, "reset": reset, **row, "step": step})
         if step.final_observation is not None:
             cut = (step.truncated & ~step.terminated).nonzero().squeeze(-1)
             if cut.numel():
@@ -214,7 +216,8 @@ def collect_segment(lives: Lives, length: int) -> TensorDict:
     def stack(values: list[Tensor]) -> Tensor:
         return torch.stack(values, 1)
 
-    value = stack([row["policy"].value for row in rows])
+    # The critic reads a whole segment at once: as many small products would take longer than the policy's.
+    value = agent.value(stack([row["trunk"] for row in rows])).squeeze(-1)
     next_value = torch.cat([value[:, 1:], bootstrap.unsqueeze(1)], 1)
     for t, cut, values in truncated_values:
         next_value[cut, t] = values
@@ -233,8 +236,8 @@ def collect_segment(lives: Lives, length: int) -> TensorDict:
             "observation": TensorDict(
                 {key: stack([row["observation"][key] for row in rows]) for key in keys}, [size, length]
             ),
-            "action": stack([row["policy"].action for row in rows]),
-            "action_log_prob": stack([row["policy"].log_prob for row in rows]),
+            "action": stack([row["action"] for row in rows]),
+            "action_log_prob": stack([row["log_prob"] for row in rows]),
             "state_value": value.unsqueeze(-1),
             "reset": stack([row["reset"] for row in rows]),
             "soft_reset": stack([row["step"].soft_reset for row in rows]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import time
 from pathlib import Path
 
 from torch import Tensor
@@ -118,6 +119,14 @@ def _kept_rows(path: Path, frames: int) -> list[dict[str, str]]:
         raise UserError(f"{path}: cannot be read; put back a good copy of it, or train anew") from error
 
 
+def _wait_for_a_new_second(folder: Path) -> None:
+    """TensorBoard reads the files of a folder in the order of their names, which begin with the second they were made
+    in: of two from the same second, the later may come first.
+    """
+    while any(path.name.startswith(f"events.out.tfevents.{int(time.time())}.") for path in folder.iterdir()):
+        time.sleep(0.05)
+
+
 class RunLog:
     """All of a run's logs behind one ``add``.
 
@@ -131,6 +140,7 @@ class RunLog:
         self.progress = CsvTable(folder / "progress.csv", resume_at)
         self.timing = CsvTable(folder / "timing.csv", resume_at)
         purge = None if resume_at is None else resume_at + 1
+        _wait_for_a_new_second(folder)
         self.writer = SummaryWriter(str(folder), purge_step=purge)
 
     def begin(self, config: RunConfig) -> None:

@@ -112,14 +112,14 @@ def step(call: FastWeightCall) -> FastWeightOutput:
     refuse_compiled_forward_mode()
     inputs = operator_inputs(call.in_state_dtype())
     dtype = call.value.dtype
+    # The dispatcher costs 6 us of 20; what it is for happens only while compiling or with tensors of other kinds.
+    plain = type(call.initial_weights) is Tensor and not torch.compiler.is_compiling()
     if call.in_place:
-        # The dispatcher costs 6 us of 20; what it is for happens only while compiling or with tensors of other kinds.
-        plain = type(call.initial_weights) is Tensor and not torch.compiler.is_compiling()
         output, surprise = (_step_ if plain else torch.ops.lifelong_native.step_)(*inputs)
         state = _state(call, call.initial_weights, call.initial_momentum)
         return FastWeightOutput(converted(output, dtype), state, surprise)
     if not may_be_differentiated():
-        output, final, final_running, surprise = torch.ops.lifelong_native.step(*inputs)
+        output, final, final_running, surprise = (_step if plain else torch.ops.lifelong_native.step)(*inputs)
         return FastWeightOutput(converted(output, dtype), _state(call, final, final_running), surprise)
     count = len(_TENSORS)
     tensors = (
