@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lifelong.kernels import implementation_names
-from lifelong.memory.feature_maps import FEATURE_MAPS
+from lifelong.memory.labels import LabelDesign
+from lifelong.memory.layer_options import LayerOptions
 from lifelong.memory.learned_reset import RESET_STATES
-from lifelong.memory.registry import did_you_mean
-from lifelong.memory.rotary import TURNS
-from lifelong.memory.word_hints import elsewhere
+from lifelong.memory.option_checks import check_above, check_at_least, check_between, check_horizons, check_word
+from lifelong.memory.rule_layer import spread_horizons
 
 OBJECTIVES = ["dot_product", "squared_error", "windowed_squared_error", "huber", "power"]
 RETENTIONS = ["none", "constant", "scalar", "per_channel", "pull"]
 OPTIMISERS = ["gradient", "implicit", "momentum"]
 WRITE_GATES = ["sigmoid", "exponential"]
-READ_NORMS = ["rms", "none"]
-READ_GATES = ["silu", "sigmoid", "none"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,8 @@ HEAD_KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class Design:
+@dataclass(frozen=True, kw_only=True)
+class Design(LayerOptions):
     """Every choice that a parametric core is composed of. With x a token, S a matrix per head, S_0 its reset state:
 
         h = ShortConvolution(LayerNorm(x))
@@ -55,18 +53,10 @@ class Design:
         S   = S^- + b error(v, S^- k) k^T                                                objective and optimiser
         y = x + W_o (norm(S q) * gate(W_g h))                                            read-out; read after write
 
-    layers:           fast-weight layers
+    Beside the options of ``LayerOptions``:
+
     heads:            memories per layer; or a list of ``HEAD_KINDS``, "rotary*2" for two of them
-    head_dim:         width of queries and keys of a head
     value_dim:        width of the values of a head; None for ``head_dim``
-    convolution_taps: window of the short causal convolution in front of the projections, 2 or more; 0 for none
-    key_map:          phi_k, one of ``FEATURE_MAPS``
-    query_map:        phi_q; None for key_map, but identity beside silu
-    map_order:        size of dpfp, polynomial and random_fourier (``lifelong.memory.feature_maps``)
-    unit_keys:        unit(z) = z / |z|; if false, queries are left as they are and keys are divided by sqrt(width)
-    turn:             how keys and queries are turned by the time since the last reset (``lifelong.memory.rotary``)
-    turn_ratio:       between neighbouring rates of turning, above 1; None for evenly spaced rates, under which keys
-                      of head_dim steps in a row are orthogonal
     pairs:            keys and values that a token writes, one after the other
     objective:        dot_product             error = v              the Hebb rule, a step on -<v, S k>
                       squared_error           error = e = v - S^- k  the delta rule, a step on |S k - v|^2 / 2
@@ -92,27 +82,15 @@ class Design:
     write_rate_max:   above 1 a write overshoots: 2 lets S^- - b S^- k k^T turn a sign (Grazzi et al. 2025)
     write_gate:       sigmoid, or exponential: b = exp(w_b . h + c_b), normalised by what was written (mLSTM)
     momentum:         m at first
-    read_norm:        rms, or none
-    read_gate:        silu, sigmoid, or none
     reset_state:      S_0: zero, or learned
-    feed_forward:     hidden width of the feed-forward block behind each layer, as a multiple of dim; 0 for none
     implementation:   of the kernel; auto, or a name that ``lifelong.kernels`` knows
 
     Raises:
         ValueError: a value out of its range, an unknown word, or words that have no implementation together.
     """
 
-    layers: int = 1
-    heads: int | list[str] = 4
-    head_dim: int = 32
+    heads: int | list[str] = 4  # type: ignore[assignment]  # a list too, unlike other layers
     value_dim: int | None = None
-    convolution_taps: int = 4
-    key_map: str = "silu"
-    query_map: str | None = None
-    map_order: int = 2
-    unit_keys: bool = True
-    turn: str = "none"
-    turn_ratio: float | None = None
     pairs: int = 1
     objective: str = "squared_error"
     window: int = 3
@@ -128,16 +106,27 @@ class Design:
     write_rate_max: float = 1.0
     write_gate: str = "sigmoid"
     momentum: float = 0.5
-    read_norm: str = "rms"
-    read_gate: str = "silu"
     reset_state: str = "zero"
-    feed_forward: float = 0.0
     implementation: str = "auto"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.heads, int) and not _spelled_out(list(self.heads)):
+            raise ValueError("heads must name at least one head")
+        super().__post_init__()
         _check_words(self)
         _check_numbers(self)
         _check_combination(self)
+
+    @property
+    def head_count(self) -> int:
+        return len(self.kinds)
+
+    @property
+    def counting(self) -> int:
+        return sum(kind.counts for kind in self.kinds)
+
+    def labels(self, value_dim: int) -> LabelDesign:
+        return replace(super().labels(value_dim), pairs=self.pairs)
 
     @property
     def kinds(self) -> list[HeadKind]:
@@ -149,7 +138,6 @@ class Design:
 
     @property
     def turns(self) -> tuple[str, ...]:
-        """How each head turns."""
         return tuple(self.turn if kind.turn is None else kind.turn for kind in self.kinds)
 
     @property
@@ -172,19 +160,6 @@ class Design:
         return horizons.flatten()
 
 
-def spread_horizons(count: int, shortest: float, longest: float) -> Tensor:
-    """``shortest * (longest / shortest) ** (i / (n - 1))`` for i < n; the geometric mean for one."""
-    place = torch.linspace(0.0, 1.0, count, dtype=torch.float64) if count > 1 else torch.tensor([0.5])
-    return (shortest * (longest / shortest) ** place).float()
-
-
-def check_word(option: str, word: object, known: list[str]) -> None:
-    """Raise the ValueError that names the option, what it takes, and a core that has the word, or the nearest word."""
-    if word not in known:
-        hint = elsewhere(option, word) or did_you_mean(word, known)
-        raise ValueError(f"{option} must be one of {', '.join(known)}, not {word!r}{hint}")
-
-
 def _spelled_out(heads: list[str]) -> list[str]:
     """["plain", "rotary*2"] -> ["plain", "rotary", "rotary"]."""
     words: list[str] = []
@@ -199,55 +174,27 @@ def _spelled_out(heads: list[str]) -> list[str]:
 
 def _check_words(design: Design) -> None:
     for option, known in (
-        ("key_map", FEATURE_MAPS),
-        ("turn", TURNS),
         ("objective", OBJECTIVES),
         ("retention", RETENTIONS),
         ("optimiser", OPTIMISERS),
         ("write_gate", WRITE_GATES),
-        ("read_norm", READ_NORMS),
-        ("read_gate", READ_GATES),
         ("reset_state", RESET_STATES),
         ("implementation", ["auto", *implementation_names()]),
     ):
         check_word(option, getattr(design, option), known)
-    if design.query_map is not None:
-        check_word("query_map", design.query_map, FEATURE_MAPS)
-    if not isinstance(design.heads, int) and not _spelled_out(list(design.heads)):
-        raise ValueError("heads must name at least one head")
 
 
 def _check_numbers(design: Design) -> None:
-    values: dict[str, Any] = asdict(design)
-    if design.value_dim is None:
-        values["value_dim"] = design.head_dim
-    if not isinstance(design.heads, int):
-        values["heads"] = len(design.kinds)
-    for name in ("layers", "heads", "head_dim", "value_dim", "map_order", "pairs", "window"):
-        if values[name] < 1:
-            raise ValueError(f"{name} must be 1 or more, not {values[name]}")
-    if design.convolution_taps < 0 or design.convolution_taps == 1:
-        raise ValueError(f"convolution_taps must be 0 (no convolution) or 2 or more, not {design.convolution_taps}")
-    if not design.feed_forward >= 0:
-        raise ValueError(f"feed_forward must be 0 (none) or more, not {design.feed_forward}")
+    if design.value_dim is not None:
+        check_at_least(1, value_dim=design.value_dim)
+    check_at_least(1, pairs=design.pairs, window=design.window, power=design.power)
     if not 0.0 < design.write_rate_max <= 2.0:
         raise ValueError(f"write_rate_max must lie above 0 and be 2 at most, not {design.write_rate_max}")
-    if not 0.0 < design.write_rate < design.write_rate_max:
-        raise ValueError(
-            f"write_rate must lie between 0 and {design.write_rate_max:g}, not {design.write_rate}; the limit is "
-            "write_rate_max"
-        )
-    if not 0.0 < design.momentum < 1.0:
-        raise ValueError(f"momentum must lie between 0 and 1, not {design.momentum}")
-    if not 1.0 < design.horizon_min <= design.horizon_max:
-        raise ValueError(
-            f"horizons need 1 < horizon_min <= horizon_max, not {design.horizon_min} and {design.horizon_max}"
-        )
-    for name, least in (("turn_ratio", 1.0), ("counting_horizon", 1.0), ("huber_threshold", 0.0)):
-        if values[name] is not None and not values[name] > least:
-            raise ValueError(f"{name} must lie above {least:g}, not {values[name]}")
-    if not design.power >= 1.0:
-        raise ValueError(f"power must be 1 or more, not {design.power}")
+    check_between(0, design.write_rate_max, "; the limit is write_rate_max", write_rate=design.write_rate)
+    check_between(0, 1, momentum=design.momentum)
+    check_horizons(design.horizon_min, design.horizon_max)
+    check_above(1, counting_horizon=design.counting_horizon)
+    check_above(0, huber_threshold=design.huber_threshold)
 
 
 def _check_combination(design: Design) -> None:

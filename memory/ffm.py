@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lifelong.memory.layered import LayeredCore, check_at_least
+from lifelong.memory.layered import LayeredCore
 from lifelong.memory.linear_recurrence import LinearRecurrence
+from lifelong.memory.option_checks import check_at_least
 from lifelong.memory.registry import register_core
 
 # What is left of a trace after its horizon (beta in the paper).

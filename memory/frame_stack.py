@@ -7,8 +7,8 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lifelong.memory.core import MemoryCore
-from lifelong.memory.layered import check_at_least
 from lifelong.memory.learned_reset import ResetState
+from lifelong.memory.option_checks import check_at_least
 from lifelong.memory.registry import register_core
 from lifelong.memory.rotary import positions
 

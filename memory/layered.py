@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lifelong.memory.core import MemoryCore
 from lifelong.memory.feed_forward import FeedForward
 from lifelong.memory.learned_reset import ResetState
+from lifelong.memory.option_checks import check_at_least
 
 
 class MemoryLayer(nn.Module, ABC):
@@ -25,6 +26,7 @@ class MemoryLayer(nn.Module, ABC):
     def initial_state(
         self, batch_size: int, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> TensorDict:
+        """What ``batch_size`` new lives begin with; device and dtype are those of the weights unless given."""
         like = next(self.parameters())
         return TensorDict(self.reset_state.initial(batch_size, like, device, dtype), [batch_size])
 
@@ -47,8 +49,8 @@ class LayeredCore(MemoryCore):
 
     def __init__(self, dim: int, layers: int, feed_forward: float, make_layer: Callable[[], MemoryLayer]) -> None:
         super().__init__(dim)
-        if layers < 1 or feed_forward < 0:
-            raise ValueError(f"layers must be 1 or more and feed_forward 0 or more, not {layers} and {feed_forward}")
+        check_at_least(1, layers=layers)
+        check_at_least(0, feed_forward=feed_forward)
         self.layers = nn.ModuleDict({f"layer_{index}": make_layer() for index in range(layers)})
         self.feed_forward = nn.ModuleDict(
             {name: FeedForward(dim, feed_forward) for name in self.layers if feed_forward}
@@ -82,10 +84,3 @@ class LayeredCore(MemoryCore):
             if self.feed_forward:
                 outputs = self.feed_forward[name](outputs)
         return outputs, TensorDict(states, [len(inputs)])
-
-
-def check_at_least(least: float, **options: float) -> None:
-    """Raise ValueError for the first option that is below ``least``."""
-    for name, value in options.items():
-        if value < least:
-            raise ValueError(f"{name} must be {least} or more, not {value}")

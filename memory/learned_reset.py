@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from lifelong.memory.registry import did_you_mean
+from lifelong.memory.option_checks import check_word
 from lifelong.memory.resets import clear
 
 RESET_STATES = ["zero", "learned"]
@@ -36,9 +36,7 @@ class ResetState(nn.Module):
 
     def __init__(self, kind: str, shapes: Mapping[str, Sequence[int]], counters: Sequence[str] = ()) -> None:
         super().__init__()
-        if kind not in RESET_STATES:
-            known = ", ".join(RESET_STATES)
-            raise ValueError(f"reset_state must be one of {known}, not {kind!r}{did_you_mean(kind, RESET_STATES)}")
+        check_word("reset_state", kind, RESET_STATES)
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.counters = tuple(counters)
         learned = shapes if kind == "learned" else {}

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from lifelong.kernels import FastWeightOutput, fast_weight_attention, fast_weight_step
 from lifelong.memory.health import report_write
-from lifelong.memory.layered import LayeredCore, MemoryLayer, check_at_least
+from lifelong.memory.layered import LayeredCore, MemoryLayer
 from lifelong.memory.learned_reset import ResetState
+from lifelong.memory.option_checks import check_at_least
 from lifelong.memory.registry import register_core
 from lifelong.memory.short_convolution import ShortConvolution
 

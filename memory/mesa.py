@@ -10,22 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from lifelong.kernels import MesaState, mesa_attention
-from lifelong.memory.design import check_word
 from lifelong.memory.health import is_watched, report_answers
 from lifelong.memory.labels import Gate, Labels
+from lifelong.memory.layer_options import LayerOptions
 from lifelong.memory.layered import LayeredCore
 from lifelong.memory.learned_reset import RESET_STATES, ResetState
+from lifelong.memory.option_checks import check_above, check_at_least, check_between, check_horizons, check_word
 from lifelong.memory.registry import register_design
-from lifelong.memory.rule_layer import (
-    LayerOptions,
-    Rule,
-    RuleLayer,
-    check_above,
-    check_between,
-    check_horizons,
-    decay_gate,
-    share_gate,
-)
+from lifelong.memory.rule_layer import Rule, RuleLayer, decay_gate, share_gate, spread_horizons
 
 RETENTIONS = ["none", "scalar"]
 IMPLEMENTATIONS = ["auto", "reference", "chunked"]
@@ -67,13 +59,13 @@ class MesaDesign(LayerOptions):
         check_word("retention", self.retention, RETENTIONS)
         check_word("reset_state", self.reset_state, RESET_STATES)
         check_word("implementation", self.implementation, IMPLEMENTATIONS)
-        check_between("write_rate", self.write_rate, 0, 1)
-        check_above("regulariser", self.regulariser, _LEAST_REGULARISER)
+        check_between(0, 1, write_rate=self.write_rate)
+        check_above(_LEAST_REGULARISER, regulariser=self.regulariser)
         check_horizons(self.horizon_min, self.horizon_max)
         for option in ("value_dim", "iterations"):
             value = getattr(self, option)
             if value is not None:
-                check_above(option, value, 0)
+                check_at_least(1, **{option: value})
 
 
 class MomentsReset(ResetState):
@@ -120,7 +112,7 @@ class MesaRule(Rule):
         rate = share_gate(design.heads, design.write_rate)
         if design.retention == "none":
             return [rate]
-        return [rate, decay_gate(design.heads, design.horizon_min, design.horizon_max)]
+        return [rate, decay_gate(spread_horizons(design.heads, design.horizon_min, design.horizon_max))]
 
     def initial(
         self, batch_size: int, like: Tensor, device: torch.device | str | None, dtype: torch.dtype | None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lifelong.memory.layered import LayeredCore, check_at_least
+from lifelong.memory.layered import LayeredCore
 from lifelong.memory.linear_recurrence import LinearRecurrence
+from lifelong.memory.option_checks import check_at_least
 from lifelong.memory.registry import did_you_mean, register_core
 
 _CANDIDATES = ["linear", "positive"]

@@ -13,21 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from lifelong.kernels import MLPMemoryOutput, MLPMemoryState, mlp_memory, replay_window
-from lifelong.memory.design import check_word
 from lifelong.memory.health import is_watched, report_answers
 from lifelong.memory.labels import Gate, Labels
+from lifelong.memory.layer_options import LayerOptions
 from lifelong.memory.layered import LayeredCore
 from lifelong.memory.learned_reset import RESET_STATES, ResetState
-from lifelong.memory.rule_layer import (
-    LayerOptions,
-    Rule,
-    RuleLayer,
-    check_above,
-    check_between,
-    check_horizons,
-    decay_gate,
-    share_gate,
-)
+from lifelong.memory.option_checks import check_at_least, check_between, check_horizons, check_word
+from lifelong.memory.rule_layer import Rule, RuleLayer, decay_gate, share_gate, spread_horizons
 
 MODELS = ["matrix", "mlp"]
 OBJECTIVES = ["squared_error", "windowed_squared_error"]
@@ -105,15 +97,14 @@ class NetworkDesign(LayerOptions):
             ("implementation", IMPLEMENTATIONS),
         ):
             check_word(option, getattr(self, option), known)
-        for option in ("window", "chunk", "newton_schulz"):
-            check_above(option, getattr(self, option), 0)
+        check_at_least(1, window=self.window, chunk=self.chunk, newton_schulz=self.newton_schulz)
         if not self.hidden_width >= 1:
             raise ValueError(
                 f"hidden={self.hidden} leaves no hidden unit at head_dim={self.head_dim}; hidden * head_dim must be 1 "
                 "or more"
             )
-        check_between("momentum", self.momentum, 0, 1)
-        check_between("write_rate", self.write_rate, 0, self.most_rate)
+        check_between(0, 1, momentum=self.momentum)
+        check_between(0, self.most_rate, write_rate=self.write_rate)
         check_horizons(self.horizon_min, self.horizon_max)
         key_width = self.labels(self.head_dim).key_width
         refused = [
@@ -193,7 +184,7 @@ class NetworkRule(Rule):
         if design.optimiser == "muon":
             gates.append(share_gate(design.heads, 0.5))
         if design.retention != "none":
-            gates.append(decay_gate(design.heads, design.horizon_min, design.horizon_max))
+            gates.append(decay_gate(spread_horizons(design.heads, design.horizon_min, design.horizon_max)))
         if self._has_momentum:
             gates.append(share_gate(design.heads, design.momentum))
         return gates

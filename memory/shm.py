@@ -9,8 +9,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lifelong.memory.layered import LayeredCore, MemoryLayer, check_at_least
+from lifelong.memory.layered import LayeredCore, MemoryLayer
 from lifelong.memory.learned_reset import ResetState
+from lifelong.memory.option_checks import check_at_least
 from lifelong.memory.registry import register_core
 from lifelong.memory.resets import clear
 from lifelong.memory.rotary import positions

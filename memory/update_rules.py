@@ -7,6 +7,7 @@ mathematics is in ``lifelong.kernels``; here gates become rates, and options bec
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,9 +34,7 @@ from lifelong.memory.design import Design
 from lifelong.memory.health import is_watched, report_answers, report_write
 from lifelong.memory.labels import Gate, Labels
 from lifelong.memory.learned_reset import ResetState
-
-# What comes back of a rule: readings [..., H, Dv], new state.
-Answer = tuple[Tensor, dict[str, Tensor]]
+from lifelong.memory.rule_layer import Answer, Rule, decay_gate, share_gate
 
 
 class Retention(nn.Module):
@@ -48,17 +47,16 @@ class Retention(nn.Module):
 
     def __init__(self, design: Design, key_width: int) -> None:
         super().__init__()
-        self.heads, self.per_channel = len(design.kinds), design.retention == "per_channel"
-        horizons = design.horizons(key_width if self.per_channel else 1)
-        # sigmoid(log(horizon - 1)) = 1 - 1 / horizon
-        self._bias = (horizons - 1.0).log()
+        self.heads, self.per_channel = design.head_count, design.retention == "per_channel"
+        self._gate = decay_gate(design.horizons(key_width if self.per_channel else 1))
         self.is_learned = design.retention in ("scalar", "per_channel", "pull")
-        fixed = nn.functional.logsigmoid(self._bias) if design.retention == "constant" else None
+        assert self._gate.bias is not None
+        fixed = nn.functional.logsigmoid(self._gate.bias) if design.retention == "constant" else None
         self.register_buffer("constant", fixed, persistent=False)
 
     def gates(self) -> list[Gate]:
         """What it wants of a token: [H] or [H * Dk], or nothing."""
-        return [Gate(len(self._bias), self._bias)] if self.is_learned else []
+        return [self._gate] if self.is_learned else []
 
     def forward(self, gates: list[Tensor], like: Tensor) -> Tensor | None:
         """The gates, and a tensor [..., H] -> log a, [..., H] or [..., H, Dk], or None for a = 1."""
@@ -68,7 +66,34 @@ class Retention(nn.Module):
         return None if self.constant is None else self.constant.expand_as(like)
 
 
-class GradientRule(nn.Module):
+class _StepRule(Rule):
+    """A rule whose kernels have a step of their own."""
+
+    reset_state: ResetState  # of the matrices
+    _others: dict[str, tuple[int, ...]]  # shapes of what is kept beside them, which begins as zeros
+
+    def initial(
+        self, batch_size: int, like: Tensor, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> dict[str, Tensor]:
+        starts = (self.reset_state, ResetState("zero", self._others))
+        return {
+            name: value for start in starts for name, value in start.initial(batch_size, like, device, dtype).items()
+        }
+
+    def forward(self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None) -> Answer:
+        return self._run(labels, gates, state, reset, is_step=False)
+
+    def step(self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None) -> Answer:
+        return self._run(labels, gates, state, reset, is_step=True)
+
+    @abstractmethod
+    def _run(
+        self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None, is_step: bool
+    ) -> Answer:
+        """Labels and gates [B, T, ...], in a step [B, ...], reset [B, T] or [B] -> readings, new state."""
+
+
+class GradientRule(_StepRule):
     """Every rule of ``Design`` with a sigmoid write gate: a gradient step a pair, bent, damped or with momentum.
 
     State: ``fast_weights`` [B, H, Dv, Dk]; with momentum ``momentum``, the same; with a window ``window``, its earlier
@@ -80,7 +105,7 @@ class GradientRule(nn.Module):
 
     def __init__(self, design: Design, key_width: int, value_dim: int) -> None:
         super().__init__()
-        self.design, self.heads = design, len(design.kinds)
+        self.design, self.heads = design, design.head_count
         self.register_buffer("_erases", torch.tensor(design.erases), persistent=False)
         self._erase = design.erases[0] if len(set(design.erases)) == 1 else None
         self.retention = Retention(design, key_width)
@@ -96,7 +121,7 @@ class GradientRule(nn.Module):
         if design.closed_loop:
             self.feedback, self.correction = nn.Parameter(torch.ones(self.heads)), nn.Parameter(torch.zeros(self.heads))
         self._window = design.window if design.objective == "windowed_squared_error" else 1
-        self._others: dict[str, tuple[int, ...]] = {}
+        self._others = {}
         if design.optimiser == "momentum":
             self._others["momentum"] = shape
         if self._window > 1:
@@ -105,18 +130,13 @@ class GradientRule(nn.Module):
     def gates(self) -> list[Gate]:
         """Write rates, then decays, then momentum."""
         design, share = self.design, self.design.write_rate / self.design.write_rate_max
-        rates = [_constant_gate(self.heads * design.pairs, share)]
-        momentum = [_constant_gate(self.heads, design.momentum)] if design.optimiser == "momentum" else []
+        rates = [share_gate(self.heads * design.pairs, share)]
+        momentum = [share_gate(self.heads, design.momentum)] if design.optimiser == "momentum" else []
         return [*rates, *self.retention.gates(), *momentum]
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of what is kept beside ``fast_weights``, which ``reset_state`` starts."""
-        return self._others
-
-    def forward(
+    def _run(
         self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None, is_step: bool
     ) -> Answer:
-        """Labels and gates [B, T, ...], in a step [B, ...], reset [B, T] or [B] -> readings, new state."""
         design = self.design
         query, key, value = labels[:3]
         rate = design.write_rate_max * gates[0].sigmoid() if design.write_rate_max != 1.0 else gates[0].sigmoid()
@@ -186,7 +206,7 @@ class GradientRule(nn.Module):
         return found._replace(output=found.output.squeeze(1) if is_step else found.output), new
 
 
-class ExponentialRule(nn.Module):
+class ExponentialRule(_StepRule):
     """The matrix memory of xLSTM (Beck et al. 2024): the Hebb rule, written with b = exp(w_b . h + c_b).
 
         C = a C + b v k^T,  n = a n + b k,  reads  C q / max(|n . q|, 1)
@@ -197,22 +217,18 @@ class ExponentialRule(nn.Module):
 
     def __init__(self, design: Design, key_width: int, value_dim: int) -> None:
         super().__init__()
-        self.design, self.heads = design, len(design.kinds)
+        self.design, self.heads = design, design.head_count
         self.retention = Retention(design, key_width)
         self.reset_state = ResetState(design.reset_state, {"fast_weights": (self.heads, value_dim + 1, key_width)})
+        self._others = {"log_scale": (self.heads,)}
 
     def gates(self) -> list[Gate]:
         """Logarithms of the write rates, then decays."""
         return [Gate(self.heads, torch.full((self.heads,), math.log(self.design.write_rate))), *self.retention.gates()]
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of what is kept beside ``fast_weights``."""
-        return {"log_scale": (self.heads,)}
-
-    def forward(
+    def _run(
         self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None, is_step: bool
     ) -> Answer:
-        """Labels and gates [B, T, ...], in a step [B, ...], reset [B, T] or [B] -> readings, new state."""
         log_decay = self.retention(gates[1:], gates[0])
         log_decay = torch.zeros_like(gates[0]) if log_decay is None else log_decay
         memory, scale = state["fast_weights"], state["log_scale"]
@@ -242,15 +258,10 @@ class ExponentialRule(nn.Module):
         return found.output, {"fast_weights": found.state.memory, "log_scale": found.state.log_scale}
 
 
-def make_rule(design: Design, key_width: int, value_dim: int) -> GradientRule | ExponentialRule:
+def make_rule(design: Design, key_width: int, value_dim: int) -> Rule:
     """The rule of a design for keys and values of these widths."""
     rule = ExponentialRule if design.write_gate == "exponential" else GradientRule
     return rule(design, key_width, value_dim)
-
-
-def _constant_gate(width: int, share: float) -> Gate:
-    """A gate whose sigmoid begins at ``share``."""
-    return Gate(width, torch.full((width,), math.log(share / (1.0 - share))))
 
 
 def _through(weights: Tensor, vectors: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def elsewhere(option: str, word: object) -> str:
 
 
 def _turns(design: Any) -> bool:
-    return any(turn != "none" for turn in getattr(design, "turns", [design.turn]))
+    return any(turn != "none" for turn in design.turns)
 
 
 def _has_map_of_a_size(design: Any) -> bool:

@@ -124,7 +124,7 @@ def head_by_definition(layer: Any, design: Design, head: int, x: Tensor) -> Tens
 def test_a_layer_computes_the_equations_of_the_design(options: dict[str, Any]) -> None:
     core, x = build(options), torch.randn(1, STEPS, DIM, generator=torch.Generator().manual_seed(1)).double()
     design = Design(**{"heads": HEADS, "head_dim": KEY, "value_dim": VALUE, "horizon_min": 3.0, **options})
-    layer: Any = core.layers[0]  # type: ignore[index]
+    layer: Any = core.layers["layer_0"]  # type: ignore[index]
     readings = torch.cat([head_by_definition(layer, design, head, x) for head in range(HEADS)], -1)
     if design.read_gate != "none":
         gate = layer.labels.projection(layer.labels.norm(x[0]))

@@ -103,9 +103,9 @@ def test_other_cores_that_hold_matrices_report_their_effective_rank(name):
 def test_the_exponential_gate_reports_answers_and_writes_as_they_are_read():
     core, state, inputs = lived("mlstm", heads=2, head_dim=4, value_dim=3)
     with torch.no_grad():
-        core.layers[0].labels.projection.bias[-4:-2] += 3.0  # writes of about e^3: the scale moves
+        core.layers["layer_0"].labels.projection.bias[-4:-2] += 3.0  # writes of about e^3: the scale moves
         _, state = core.step(inputs, state)
-        layer, before = core.layers[0], state["layer_0"]
+        layer, before = core.layers["layer_0"], state["layer_0"]
         labels, _ = layer.labels.step(inputs, dict(before.items()), None)
         _, log_rate, decay = labels.gates
         memory = before["fast_weights"] * before["log_scale"].exp()[..., None, None]  # C and n themselves
@@ -162,7 +162,7 @@ def test_a_memory_that_writes_at_the_end_of_a_chunk_reports_what_a_chunk_that_en
 @pytest.mark.parametrize("options", [{"heads": ["counting", "plain"]}, {"closed_loop": True}, {"pairs": 2}], ids=str)
 def test_what_is_pulled_to_a_state_is_as_surprised_as_the_whole_memory(options):
     core, state, inputs = lived("gated_delta", **{"heads": 2, "head_dim": 4, "retention": "pull", **options})
-    rule, layer = core.layers[0].rule, core.layers[0]
+    rule, layer = core.layers["layer_0"].rule, core.layers["layer_0"]
     with torch.no_grad():
         rule.goal.normal_()
         labels, _ = layer.labels.step(inputs, dict(state["layer_0"].items()), None)
@@ -177,7 +177,7 @@ def test_what_is_pulled_to_a_state_is_as_surprised_as_the_whole_memory(options):
 
 def test_a_watched_step_of_fast_weights_says_what_the_kernel_says():
     core, state, inputs = lived("gated_delta", heads=2, head_dim=4, value_dim=3)
-    layer, before = core.layers[0], state["layer_0"]
+    layer, before = core.layers["layer_0"], state["layer_0"]
     with torch.no_grad():
         labels, _ = layer.labels.step(inputs, dict(before.items()), None)
         _, rate, decay = labels.gates

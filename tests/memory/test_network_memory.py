@@ -14,7 +14,7 @@ NETWORKS = ["ttt_linear", "ttt_mlp", "titans_mlp", "atlas"]
     ("name", "options", "words"),
     [
         ("ttt_linear", {"model": "mpl"}, r"model must be one of matrix, mlp, not 'mpl'; did you mean 'mlp'\?"),
-        ("ttt_linear", {"chunk": 0}, "chunk must lie above 0, not 0"),
+        ("ttt_linear", {"chunk": 0}, "chunk must be 1 or more, not 0"),
         ("ttt_linear", {"chunk": 16}, "write_rate must lie between 0 and 0.125, not 0.2"),
         ("titans_mlp", {"objective": "windowed_squared_error"}, "write_rate must lie between 0 and 0.125, not 0.2"),
         (
@@ -34,7 +34,7 @@ NETWORKS = ["ttt_linear", "ttt_mlp", "titans_mlp", "atlas"]
         ("mesa", {"retention": "pull"}, "retention must be one of none, scalar, not 'pull'"),
         ("mesa", {"implementation": "triton"}, "implementation must be one of auto, reference, chunked, not 'triton'"),
         ("mesa", {"convolution_taps": 1}, r"convolution_taps must be 0 \(no convolution\) or 2 or more, not 1"),
-        ("mesa", {"heads": 0}, "heads must lie above 0, not 0"),
+        ("mesa", {"heads": 0}, "heads must be 1 or more, not 0"),
     ],
 )
 def test_what_has_no_implementation_is_named(name: str, options: dict[str, object], words: str) -> None:

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from lifelong.memory import make_core
-from lifelong.memory.design import spread_horizons
-from lifelong.memory.fast_weights import FastWeightLayer
 from lifelong.memory.normalise import scale_to_length
+from lifelong.memory.rule_layer import RuleLayer, spread_horizons
 from lifelong.memory.short_convolution import ShortConvolution
 
 
@@ -73,8 +72,8 @@ def test_horizons_are_spread_geometrically_and_are_those_of_the_first_decays() -
     torch.testing.assert_close(spread_horizons(3, 10.0, 1000.0), torch.tensor([10.0, 100.0, 1000.0]))
     torch.testing.assert_close(spread_horizons(1, 10.0, 1000.0), torch.tensor([100.0]))
     core = make_core("gated_delta", 8, heads=3, horizon_min=10.0, horizon_max=1e5).double()
-    layer = core.layers[0]
-    assert isinstance(layer, FastWeightLayer)
+    layer = core.layers["layer_0"]
+    assert isinstance(layer, RuleLayer)
     _, rate, decay = layer.labels.step(torch.randn(7, 8, dtype=torch.float64), core.initial_state(7)["layer_0"], None)[
         0
     ].gates
@@ -88,7 +87,7 @@ def test_horizons_are_spread_geometrically_and_are_those_of_the_first_decays() -
 def test_a_layer_computes_the_equations_of_its_docstring(name: str, key_map: str) -> None:
     torch.manual_seed(0)
     core = make_core(name, 6, heads=2, head_dim=3, value_dim=4, convolution_taps=2, key_map=key_map).double()
-    layer = core.layers[0]
+    layer = core.layers["layer_0"]
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))

@@ -181,7 +181,7 @@ def test_learned_angles_are_exact_at_step_ten_million() -> None:
 def test_a_core_that_lived_step_by_step_goes_on_as_one_that_was_run_at_once() -> None:
     torch.manual_seed(0)
     core, steps = make_core("gated_delta", 6, turn="learned", heads=2, head_dim=6, convolution_taps=0), 20_000
-    rotary = core.layers[0].labels.rotary
+    rotary = core.layers["layer_0"].labels.rotary
     rotary.rates.add_(0.01 * torch.randn_like(rotary.rates))
     _, state = core(torch.randn(1, 10, 6), core.initial_state(1))
     stepped = state["layer_0"].to_dict()
