@@ -152,20 +152,27 @@ def cells_of(config: ComparisonConfig) -> list[Cell]:
         if word.startswith("plugins="):
             for module in plugin_names(word.partition("=")[2]):
                 import_plugin(module)
-    for core in config.cores:
-        if core not in group_names("memory"):
-            allowed = ", ".join(group_names("memory"))
-            raise UserError(f"memory={core}: unknown; allowed: {allowed}{did_you_mean(core, group_names('memory'))}")
-    first_core = next(iter(config.cores))
+    memories = {core: _memory_words(core, words) for core, words in config.cores.items()}
+    first = next(iter(memories.values()))
     falls = {}
     for env, words in config.environments.items():
-        algorithm = load_config([*words, *config.words, f"memory={first_core}", *config.cores[first_core]]).algorithm
+        algorithm = load_config([*words, *config.words, *first]).algorithm
         falls[env] = algorithm.final_learning_rate / algorithm.learning_rate
     return [
-        Cell(env, core, (*env_words, *config.words, f"memory={core}", *core_words), falls[env])
+        Cell(env, core, (*env_words, *config.words, *memory), falls[env])
         for env, env_words in config.environments.items()
-        for core, core_words in config.cores.items()
+        for core, memory in memories.items()
     ]
+
+
+def _memory_words(core: str, words: list[str]) -> list[str]:
+    """The words that choose a core. With ``memory=NAME`` among its own, what it is called is a label."""
+    if any(word.startswith("memory=") for word in words):
+        return words
+    if core not in group_names("memory"):
+        allowed = ", ".join(group_names("memory"))
+        raise UserError(f"memory={core}: unknown; allowed: {allowed}{did_you_mean(core, group_names('memory'))}")
+    return [f"memory={core}", *words]
 
 
 def run_config(cell: Cell) -> RunConfig:

@@ -19,7 +19,7 @@ from lifelong.experiments import compare_plan
 from lifelong.experiments.compare import _Comparison
 from lifelong.experiments.compare_plan import Plan
 from lifelong.experiments.compare_sizes import Matched, match_cells
-from lifelong.experiments.comparison import ComparisonConfig, cells_of, load_comparison
+from lifelong.experiments.comparison import ComparisonConfig, cells_of, load_comparison, run_config
 from lifelong.experiments.engine import Ended, Job
 from lifelong.experiments.errors import UserError
 from lifelong.experiments.run_folder import locked
@@ -192,6 +192,16 @@ def test_the_rates_of_a_comparisons_own_file_are_those_of_its_runs() -> None:
 def matched_cells(*words: str) -> tuple[ComparisonConfig, list[Matched]]:
     config = load_comparison(words)
     return config, match_cells(config, cells_of(config))
+
+
+def test_one_core_may_stand_in_a_comparison_several_times_under_labels() -> None:
+    cells = {cell.memory: run_config(cell).memory for cell in cells_of(load_comparison(["experiment=mixed_heads"]))}
+    assert {memory["name"] for memory in cells.values()} == {"mixed_heads"}
+    assert cells["without_rotary"]["heads"] == ["plain", "backward*2", "counting"]
+    only = load_comparison(["experiment=mixed_heads", "memory=all,gru"])
+    assert {run_config(cell).memory["name"] for cell in cells_of(only)} == {"mixed_heads", "gru"}
+    with pytest.raises(UserError, match="memory=without_rotaries: unknown"):
+        cells_of(load_comparison(["experiment=mixed_heads", "memory=without_rotaries"]))
 
 
 def test_what_cores_are_matched_to_and_by_how_much_they_miss_it_is_kept(tmp_path: Path) -> None:
