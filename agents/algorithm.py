@@ -140,6 +140,9 @@ class Algorithm:
             [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=config.learning_rate,
             eps=config.adam_epsilon,
+            # A fifth of the time for as many small weights. It reads weights, gradients and moments as they lie in
+            # memory, so all of them must lie in the same order.
+            fused=all(weight.is_contiguous() for weight in agent.parameters()),
         )
         self.loss: Loss = make_loss(agent, config, group)
         self.rewards = RewardScale(config, group)
