@@ -27,9 +27,7 @@ import torch
 from lifelong.experiments.checkpoint import latest_checkpoint, load_checkpoint
 
 PYTHON = [sys.executable, "-c"]
-CALL = (
-    "import sys; from lifelong.experiments import cli, evaluate; evaluate._SAVE_SECONDS = 0.5; sys.exit(cli.main({}))"
-)
+CALL = "import sys; from lifelong.experiments import cli, evaluate; evaluate.SAVE_SECONDS = 0.5; sys.exit(cli.main({}))"
 SMALL = ["checkpoint.every_frames=4000", "env.num_lives=16", "memory.heads=2", "memory.head_dim=8"]
 TRAIN = ["env=switching_bandit", "frames=40000", *SMALL]
 COMPARE = [

@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 
-from lifelong.experiments.evaluate import _build, _Life
+from lifelong.experiments.evaluate import build_life, Life
 from lifelong.experiments.evaluate_options import EvaluateOptions
 from lifelong.experiments.process_memory import resident_bytes
 from lifelong.experiments.run_folder import find_checkpoint
@@ -21,7 +21,7 @@ from lifelong.experiments.run_folder import find_checkpoint
 YOUNG = 1_000
 
 
-def block_seconds(life: _Life, steps: int) -> float:
+def block_seconds(life: Life, steps: int) -> float:
     """CPU time of the life's next steps."""
     started = time.process_time()
     life.run_to(life.step + steps)
@@ -37,7 +37,7 @@ def main() -> None:
             raise SystemExit(f"{word}: allowed are {', '.join(options)}")
         options[key] = int(value)
     path, config = find_checkpoint(run)
-    old, young = (_build(path, config, EvaluateOptions(lives=options["lives"], seed=seed))[1] for seed in (0, 1))
+    old, young = (build_life(path, config, EvaluateOptions(lives=options["lives"], seed=seed))[1] for seed in (0, 1))
     for tenth in range(1, 11):
         old.run_to(options["steps"] * tenth // 10)
         print(f"life step {old.step:,}: process {resident_bytes() / 1e6:.1f} MB", flush=True)

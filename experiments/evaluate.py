@@ -44,10 +44,10 @@ from lifelong.experiments.summary import metric_name, reference_levels
 from lifelong.memory import LifeTooLong
 
 _TABLE = "{:>23} {:>9} {:>7} {:>8} {:>10} {:>11}"
-_SAVE_SECONDS = 60.0  # between two states kept on disk
+SAVE_SECONDS = 60.0  # between two states kept on disk
 
 
-class _Life(Protocol):
+class Life(Protocol):
     """A life in progress: ``Evaluation`` or ``LearningLife``."""
 
     step: int
@@ -82,7 +82,7 @@ def evaluate(arguments: list[str]) -> int:
     options = parse_options([word for word in words if not word.startswith("plugins=")])
     path, config = find_checkpoint(arguments[0])
     import_what_is_allowed(config, allowed)
-    env, life = _build(path, config, options)
+    env, life = build_life(path, config, options)
     try:
         _Record(path, options, env, life).go()
     except OSError as error:
@@ -92,7 +92,7 @@ def evaluate(arguments: list[str]) -> int:
     return 0
 
 
-def _build(path: Path, config: RunConfig, options: EvaluateOptions) -> tuple[BatchedEnv, _Life]:
+def build_life(path: Path, config: RunConfig, options: EvaluateOptions) -> tuple[BatchedEnv, Life]:
     """The held-out lives, with the weights of the checkpoint."""
     device = set_up_process(config)
     env = build_env(config, HELD_OUT + options.seed, options.lives)
@@ -118,7 +118,7 @@ def _build(path: Path, config: RunConfig, options: EvaluateOptions) -> tuple[Bat
 class _Record:
     """Runs a life to its end, and writes down what it was like so far."""
 
-    def __init__(self, checkpoint: Path, options: EvaluateOptions, env: BatchedEnv, life: _Life) -> None:
+    def __init__(self, checkpoint: Path, options: EvaluateOptions, env: BatchedEnv, life: Life) -> None:
         self.checkpoint, self.options, self.env, self.life = checkpoint, options, env, life
         self.weights = fingerprint(checkpoint)
         home = folder_beside(checkpoint)
@@ -178,7 +178,7 @@ class _Record:
         self.spans.append(row)
         print(self._line(row), flush=True)
         self._write()
-        if time.monotonic() - self.saved > _SAVE_SECONDS and stop < self.options.life_steps:
+        if time.monotonic() - self.saved > SAVE_SECONDS and stop < self.options.life_steps:
             self._save()
 
     def _line(self, row: dict[str, Any]) -> str:

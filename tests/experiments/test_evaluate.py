@@ -47,7 +47,7 @@ def cut_at_step_80(lifelong: Command, monkeypatch: pytest.MonkeyPatch) -> None:
         stretch(self, stop)
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation, "_SAVE_SECONDS", 0.0)
+        patch.setattr(evaluation, "SAVE_SECONDS", 0.0)
         patch.setattr(evaluation._Record, "_stretch", cut)
         assert lifelong("evaluate", "run", *LIFE).returncode == 130
 
@@ -152,7 +152,7 @@ def test_a_state_that_cannot_be_kept_is_one_line(lifelong: Command, run: Path, m
     def full(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("[enforce fail at inline_container.cc]\n. unexpected pos")
 
-    monkeypatch.setattr(evaluation, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(evaluation, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(evaluation, "save_checkpoint", full)
     result = lifelong("evaluate", "run", *LIFE)
     assert result.returncode == 1
@@ -168,7 +168,7 @@ def test_learning_goes_on_without_the_pasts_of_the_training_lives(
     assert lifelong("train", *words).returncode == 0
     path, config = evaluation.find_checkpoint(str(tmp_path / "run"))
     options = evaluation.parse_options(["slow_weights=learning", f"lives={lives}"])
-    _, life = evaluation._build(path, config, options)
+    _, life = evaluation.build_life(path, config, options)
     assert isinstance(life, evaluation.LearningLife)
     assert life.trainer.algorithm.history.state_dict() == {"segments": []}
     life.run_to(32)
