@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 
-from lifelong.experiments.evaluate import build_life, Life
+from lifelong.experiments.evaluate import Life, build_life
 from lifelong.experiments.evaluate_options import EvaluateOptions
 from lifelong.experiments.process_memory import resident_bytes
 from lifelong.experiments.run_folder import find_checkpoint
