@@ -20,8 +20,8 @@ from torchrl.data import Categorical as CategoricalSpec
 def draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
     """One index for each row of probabilities [..., n]: the first to arrive of n waits, exponential with these rates.
 
-    What ``torch.multinomial`` does, number for number, without its checks of what cannot be here: they take three
-    quarters of its time.
+    What ``torch.multinomial`` does, number for number, but for its checks, which take as long again: the rows must be
+    finite (``ActorCritic.step`` sees to that), and with a sum above 0.
     """
     waits = torch.empty_like(probabilities).exponential_(generator=generator)
     return (probabilities / waits).argmax(-1)
@@ -58,7 +58,7 @@ class ActionHead(nn.Module, ABC):
 
 
 class DiscreteHead(ActionHead):
-    """n actions, int64 [...]: pi(a) = softmax(parameters)_a."""
+    """n actions, int64 [...] from 0 to n - 1, which is not checked: pi(a) = softmax(parameters)_a."""
 
     actions: Tensor
 

@@ -18,9 +18,12 @@ from torch.nn.functional import linear, silu
 from torchrl.data import Binary, Bounded, Composite, MultiCategorical, TensorSpec, Unbounded
 from torchrl.data import Categorical as CategoricalSpec
 
-from lifelong.kernels.one_hot import one_hot_product, planes
+from lifelong.kernels.one_hot import one_hot_product, planes, serves
 
 Observation = dict[str, Tensor]
+
+# In batches of fewer rows it is quicker to write the planes out than to bring the rows of a table together.
+_FEW = 32
 
 
 class ObservationEncoder(nn.Module):
@@ -43,13 +46,14 @@ class ObservationEncoder(nn.Module):
         super().__init__()
         if grid not in ("planes", "convolution"):
             raise ValueError(f"encoder grid={grid!r}: allowed are 'planes' and 'convolution'")
-        self.keys = sorted(spec.keys())
-        if not self.keys:
+        if not spec.keys():
             raise ValueError("the observation is empty: there is nothing to encode")
-        readers = [_make_reader(key, spec[key], grid) for key in self.keys]
-        self.readers = nn.ModuleList(readers)  # a ModuleDict would refuse entries called "keys" or "type"
-        width = sum(reader.size for reader in readers)
-        self.first = nn.Linear(width, dim)
+        readers = [_make_reader(key, spec[key], grid) for key in sorted(spec.keys())]
+        dense = [reader for reader in readers if not isinstance(reader, _Planes)]
+        discrete = [reader for reader in readers if isinstance(reader, _Planes)]
+        self.dense, self.planes = nn.ModuleList(dense), nn.ModuleList(discrete)
+        self._widths = [sum(reader.size for reader in dense), *(reader.size for reader in discrete)]
+        self.first = nn.Linear(sum(self._widths), dim)
         self.rest = nn.ModuleList([nn.Linear(dim, dim) for _ in range(layers)])
         self.norm = nn.LayerNorm(dim)
         self.hidden_norms = nn.ModuleList([nn.LayerNorm(dim) for _ in range(layers + 1)] if layer_norm else [])
@@ -60,73 +64,109 @@ class ObservationEncoder(nn.Module):
 
     def hidden(self, observation: Observation) -> list[Tensor]:
         """The activations of each hidden layer, [..., dim]; the output is the last of them, normalised."""
-        values = self._first(observation)
-        hidden = []
-        for number in range(len(self.rest) + 1):
-            if number:
-                values = self.rest[number - 1](values)
-            values = silu(self.hidden_norms[number](values) if self.hidden_norms else values)
-            hidden.append(values)
+        hidden = [self._activated(0, self._first(observation))]
+        for number, layer in enumerate(self.rest, start=1):
+            hidden.append(self._activated(number, layer(hidden[-1])))
         return hidden
 
+    def _activated(self, number: int, values: Tensor) -> Tensor:
+        return silu(self.hidden_norms[number](values) if self.hidden_norms else values)
+
     def _first(self, observation: Observation) -> Tensor:
-        """``first`` of all features side by side. The zeros of one-hot planes are not multiplied: most of the work of
-        an agent that sees a grid would go there.
+        """``first`` of all features side by side, one-hot planes last. In a batch the planes are not written out and
+        multiplied: most of the work of an agent that sees a grid would go there.
         """
-        values = self.first.bias
-        weights = self.first.weight.split([reader.size for reader in self.readers], 1)
-        for key, reader, weight in zip(self.keys, self.readers, weights, strict=True):
-            values = values + reader.product(observation[key], weight)  # type: ignore[operator]
+        weight = self.first.weight
+        dense: list[_Reader] = list(self.dense)  # type: ignore[arg-type]
+        discrete: list[_Planes] = list(self.planes)  # type: ignore[arg-type]
+        features = [reader(observation[reader.key]) for reader in dense]
+        integers = [reader.in_a_row(observation[reader.key]) for reader in discrete]
+        _check_batches([*features, *integers])
+        if not integers or integers[0].shape[:-1].numel() < _FEW or not all(serves(each, weight) for each in integers):
+            features += [reader.written(each) for reader, each in zip(discrete, integers, strict=True)]
+            return self._whole(features)
+        dense_weight, *tables = weight.split(self._widths, 1)
+        values: Tensor = self.first.bias
+        if features:
+            values = linear(torch.cat(features, -1).to(weight.dtype), dense_weight, values)
+        for reader, each, table in zip(discrete, integers, tables, strict=True):
+            values = values + reader.product(each, table)
+        return values
+
+    def _whole(self, features: list[Tensor]) -> Tensor:
+        joined = features[0] if len(features) == 1 else torch.cat(features, -1)
+        values: Tensor = self.first(joined.to(self.first.weight.dtype))
         return values
 
 
+def _check_batches(parts: list[Tensor]) -> None:
+    if any(part.shape[:-1] != parts[0].shape[:-1] for part in parts[1:]):
+        batches = ", ".join(str(list(part.shape[:-1])) for part in parts)
+        raise ValueError(f"the entries of an observation are batches of different shapes: {batches}")
+
+
 class _Reader(nn.Module):
-    """Reads one entry of an observation into ``size`` floats."""
+    """Reads the entry ``key`` of an observation into ``size`` floats."""
 
     size: int
 
-    def product(self, value: Tensor, weight: Tensor) -> Tensor:
-        """What the weights [dim, size] make of those floats: [..., dim]."""
-        return linear(self(value).to(weight.dtype), weight)
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
 
 
 class _Planes(_Reader):
-    """Integers [..., *shape] -> one-hot planes side by side [..., sum of sizes]."""
+    """Integers [..., *shape] -> one-hot planes side by side [..., sum of sizes].
+
+    ``columns`` [R, J] says where the plane of each of the J integers begins; a second row of it, where it begins in
+    planes that integers share.
+    """
 
     sizes: Tensor
     columns: Tensor
 
-    def __init__(self, sizes: Tensor) -> None:
-        super().__init__()
-        self.event_dims = sizes.dim()
-        sizes = sizes.flatten().long()
-        self.size = int(sizes.sum())
-        self.register_buffer("sizes", sizes, persistent=False)
-        self.register_buffer("columns", (sizes.cumsum(0) - sizes).unsqueeze(0), persistent=False)
+    def __init__(self, key: str, sizes: Tensor, shared: Tensor | None = None) -> None:
+        super().__init__(key)
+        self.shape = tuple(sizes.shape)
+        flat = sizes.flatten().long()
+        columns = (flat.cumsum(0) - flat).unsqueeze(0)
+        self.size = int(flat.sum())
+        if shared is not None:
+            columns = torch.cat([columns, self.size + shared.flatten().unsqueeze(0)])
+            self.size = int((columns[1] + flat).max())
+        self.register_buffer("sizes", flat, persistent=False)
+        self.register_buffer("columns", columns, persistent=False)
 
     def forward(self, value: Tensor) -> Tensor:
-        return planes(self._in_a_row(value), self.columns, self.size, torch.float32)
+        return self.written(self.in_a_row(value))
 
-    def product(self, value: Tensor, weight: Tensor) -> Tensor:
-        return one_hot_product(self._in_a_row(value), self.sizes, self.columns, weight.t())
+    def in_a_row(self, value: Tensor) -> Tensor:
+        """[..., *shape] -> [..., J]."""
+        batch = value.shape[: value.dim() - len(self.shape)]
+        if value.shape[len(batch) :] != self.shape:
+            raise ValueError(f"observation {self.key!r} ends in {list(value.shape)}, and must in {list(self.shape)}")
+        return value.reshape(*batch, len(self.sizes))
 
-    def _in_a_row(self, value: Tensor) -> Tensor:
-        return value.reshape(*value.shape[: value.dim() - self.event_dims], -1).long()
+    def written(self, integers: Tensor) -> Tensor:
+        """[..., J] -> the planes."""
+        return planes(integers, self.columns, self.size)
+
+    def product(self, integers: Tensor, weight: Tensor) -> Tensor:
+        """What the weights [dim, size] make of the planes of integers [..., J]: [..., dim]."""
+        try:
+            return one_hot_product(integers, self.sizes, self.columns, weight.t())
+        except IndexError as error:
+            raise ValueError(f"observation {self.key!r}: {error}") from None
 
 
-class _Grid(_Planes):
-    """Integers [..., height, width, channels] -> one-hot planes of each cell, and how often each value is in view.
+def _grid(key: str, sizes: Tensor) -> _Planes:
+    """Integers [height, width, channels] as planes of each cell, and how often each value is in view.
 
     The counts are a linear function of the planes, but one that would have to be learned cell by cell: with them, "a
     key is in view" is known wherever it stands.
     """
-
-    def __init__(self, sizes: Tensor) -> None:
-        super().__init__(sizes)
-        of_a_cell = _Planes(sizes[0, 0])
-        counts = self.size + of_a_cell.columns.repeat(1, sizes[..., 0].numel())
-        self.columns = torch.cat([self.columns, counts])
-        self.size += of_a_cell.size
+    of_a_cell = sizes[0, 0].long()
+    return _Planes(key, sizes, shared=(of_a_cell.cumsum(0) - of_a_cell).expand(sizes.shape))
 
 
 class _Vector(_Reader):
@@ -136,8 +176,8 @@ class _Vector(_Reader):
     half_range: Tensor
     bounded: Tensor
 
-    def __init__(self, low: Tensor, high: Tensor, event_dims: int) -> None:
-        super().__init__()
+    def __init__(self, key: str, low: Tensor, high: Tensor, event_dims: int) -> None:
+        super().__init__(key)
         self.event_dims = event_dims
         bounded = torch.isfinite(low) & torch.isfinite(high) & (high > low) & (high - low < 1e6)
         self.size = low.numel()
@@ -162,11 +202,11 @@ class _Convolution(_Reader):
     8.
     """
 
-    def __init__(self, shape: tuple[int, int, int], scale: float, categories: Tensor | None = None) -> None:
-        super().__init__()
+    def __init__(self, key: str, shape: tuple[int, int, int], scale: float, categories: Tensor | None = None) -> None:
+        super().__init__(key)
         height, width, channels = shape
         self.scale = scale
-        self.planes = None if categories is None else _Planes(categories)
+        self.planes = None if categories is None else _Planes(key, categories)
         if self.planes is not None:
             channels = self.planes.size
         if min(height, width) >= 8:
@@ -190,16 +230,18 @@ def _make_reader(key: str, spec: TensorSpec, grid: str) -> _Reader:
         sizes = torch.as_tensor(spec.nvec)
         # A grid is what has the same sizes in every cell; other boxes of integers are read as they come.
         if len(spec.shape) == 3 and bool((sizes == sizes[0, 0]).all()):
-            return _Convolution(tuple(spec.shape), 1.0, sizes[0, 0]) if grid == "convolution" else _Grid(sizes)
-        return _Planes(sizes)
+            return (
+                _Convolution(key, tuple(spec.shape), 1.0, sizes[0, 0]) if grid == "convolution" else _grid(key, sizes)
+            )
+        return _Planes(key, sizes)
     if isinstance(spec, CategoricalSpec):
-        return _Planes(torch.full(tuple(spec.shape), int(spec.n)))
+        return _Planes(key, torch.full(tuple(spec.shape), int(spec.n)))
     if isinstance(spec, (Bounded, Unbounded, Binary)):
         if len(spec.shape) == 3:
-            return _Convolution(tuple(spec.shape), 1 / 255 if spec.dtype == torch.uint8 else 1.0)
+            return _Convolution(key, tuple(spec.shape), 1 / 255 if spec.dtype == torch.uint8 else 1.0)
         if len(spec.shape) <= 2:
             low, high = _bounds(spec)
-            return _Vector(low, high, len(spec.shape))
+            return _Vector(key, low, high, len(spec.shape))
     raise ValueError(
         f"observation {key!r}: {type(spec).__name__} of shape {list(spec.shape)} and type {spec.dtype} cannot be read; "
         "served are integers with known sizes, numbers of at most two dimensions, and images [height, width, channels]"

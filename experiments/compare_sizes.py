@@ -44,7 +44,7 @@ def match_cells(config: ComparisonConfig, cells: list[Cell]) -> list[Matched]:
                 words = tuple(f"memory.{key}={value}" for key, value in found.options.items() if options[key] != value)
                 core, note = make_core(name, width, **found.options), found.note
         except ValueError as error:
-            raise UserError(f"memory={name}: {' '.join(str(error).split())}") from error
+            raise UserError(f"memory={cell.memory}: {' '.join(str(error).split())}") from error
         cell = dataclasses.replace(cell, words=(*cell.words, *words))
         result.append(Matched(cell, _size(core), run.frames, config.match, budget, note))
         size = CoreSize(cell.memory, **_size(core), options=" ".join(words), note=note)

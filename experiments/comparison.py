@@ -7,6 +7,7 @@ them, and any other ``key=value`` is a key of the runs' own config and holds for
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,6 +169,8 @@ def cells_of(config: ComparisonConfig) -> list[Cell]:
 def _memory_words(core: str, words: list[str]) -> list[str]:
     """The words that choose a core. With ``memory=NAME`` among its own, what it is called is a label."""
     if any(word.startswith("memory=") for word in words):
+        if not re.fullmatch(r"\w[\w.+-]*", core):
+            raise UserError(f"cores: {core!r} is to name a folder; allowed are letters, digits and _ . + -")
         return words
     if core not in group_names("memory"):
         allowed = ", ".join(group_names("memory"))

@@ -141,8 +141,12 @@ def rate_text(rate: Rate) -> str:
 def _contenders(group: list[Run], plan: Plan) -> tuple[list[Contender], dict[str, dict[str, Any]], list[LeftOut]]:
     by_identity: dict[str, list[Run]] = defaultdict(list)
     for run in group:
-        by_identity[json.dumps(_identity(run), sort_keys=True)].append(run)
-    names = _names([_identity(runs[0]) for runs in by_identity.values()])
+        by_identity[json.dumps([plan.label_of(run), _identity(run)], sort_keys=True)].append(run)
+    labels = [plan.label_of(runs[0]) for runs in by_identity.values()]
+    names = [
+        label if label is not None and labels.count(label) == 1 else name
+        for label, name in zip(labels, _names([_identity(runs[0]) for runs in by_identity.values()]), strict=True)
+    ]
     contenders, left_out = [], []
     for name, runs in zip(names, by_identity.values(), strict=True):
         by_rate: dict[Rate, dict[int, Run]] = defaultdict(dict)

@@ -17,6 +17,7 @@ class PlannedCell:
     """A core in an environment; its runs lie below ``folder``."""
 
     env: str
+    memory: str
     folder: str
     learning_rate: float | None  # None: not chosen yet
 
@@ -38,6 +39,11 @@ class Plan:
         """The name under which the run was made: several configs may be of one environment."""
         cell = self.cell_of(run.path)
         return cell.env if cell else str(run.config["env"].get("id") or run.config["env"]["name"])
+
+    def label_of(self, run: Run) -> str | None:
+        """What the comparison calls the core of a run; None where no comparison made it."""
+        cell = self.cell_of(run.path)
+        return cell.memory if cell else None
 
     def learning_rate_of(self, runs: Sequence[Run]) -> float | None:
         """That which the comparison chose for a core; None where none of its runs, or several cells, say one."""
@@ -76,7 +82,10 @@ def read_plan(folder: Path) -> tuple[Plan, list[LeftOut]]:
     try:
         plan = json.loads(path.read_text())
         comparison, cells = plan["comparison"], plan["cells"]
-        known = [PlannedCell(cell["env"], f"{cell['env']}/{cell['memory']}", cell["learning_rate"]) for cell in cells]
+        known = [
+            PlannedCell(cell["env"], cell["memory"], f"{cell['env']}/{cell['memory']}", cell["learning_rate"])
+            for cell in cells
+        ]
         runs = [run for cell in known for run in _planned_runs(cell, comparison)]
         failed = {_below(each["run"], known): str(each["fault"]) for each in plan.get("failed", [])}
         return Plan(_matching(comparison, cells), known, runs, failed), []

@@ -55,6 +55,7 @@ _TENSORS = (
 _REQUIRED = 5
 _OPTIONS = 4  # erase, error_before_decay, error_function, error_parameter
 _OVER_TIME = ("query", "key", "value", "write_rate", "log_decay", "momentum", "erase_key", "reset")
+_PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 _START, _ERASE_HEADS = _TENSORS.index("start"), _TENSORS.index("erase_heads")
 _INPUTS = ", ".join(
     (
@@ -113,7 +114,7 @@ def step(call: FastWeightCall) -> FastWeightOutput:
     inputs = operator_inputs(call.in_state_dtype())
     dtype = call.value.dtype
     # The dispatcher costs 6 us of 20; what it is for happens only while compiling or with tensors of other kinds.
-    plain = type(call.initial_weights) is Tensor and not torch.compiler.is_compiling()
+    plain = not torch.compiler.is_compiling() and {type(each) for each in inputs[: len(_TENSORS)]} <= _PLAIN
     if call.in_place:
         output, surprise = (_step_ if plain else torch.ops.lifelong_native.step_)(*inputs)
         state = _state(call, call.initial_weights, call.initial_momentum)

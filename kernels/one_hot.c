@@ -9,11 +9,17 @@
 
 struct rows {
     const int64_t *values, *sizes, *columns;
-    int64_t count, entries, readings, width;
+    int64_t count, entries, readings, width, table_rows;
 };
 
-/* The position of the first value that is negative or not below its size; -1 if there is none. */
+/* The position of the first value that is negative or not below its size; -1 if there is none, -2 if a plane does not
+ * lie in the table. Nothing is read or written through values that were not looked at here. */
 int64_t one_hot_misfit(const struct rows *rows) {
+    for (int64_t r = 0; r < rows->readings; r++)
+        for (int64_t j = 0; j < rows->entries; j++) {
+            const int64_t column = rows->columns[r * rows->entries + j], size = rows->sizes[j];
+            if (column < 0 || size < 0 || size > rows->table_rows || column > rows->table_rows - size) return -2;
+        }
     for (int64_t n = 0; n < rows->count; n++)
         for (int64_t j = 0; j < rows->entries; j++) {
             const int64_t value = rows->values[n * rows->entries + j];

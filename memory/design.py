@@ -185,9 +185,7 @@ def _check_words(design: Design) -> None:
 
 
 def _check_numbers(design: Design) -> None:
-    if design.value_dim is not None:
-        check_at_least(1, value_dim=design.value_dim)
-    check_at_least(1, pairs=design.pairs, window=design.window, power=design.power)
+    check_at_least(1, value_dim=design.value_dim, pairs=design.pairs, window=design.window, power=design.power)
     if not 0.0 < design.write_rate_max <= 2.0:
         raise ValueError(f"write_rate_max must lie above 0 and be 2 at most, not {design.write_rate_max}")
     check_between(0, design.write_rate_max, "; the limit is write_rate_max", write_rate=design.write_rate)

@@ -18,7 +18,8 @@ from lifelong.memory.option_checks import check_at_least
 class MemoryLayer(nn.Module, ABC):
     """One layer, by the contract of ``MemoryCore``: its output is x plus what the memory adds to it.
 
-    ``reset_state`` states what is remembered, and what a life starts with.
+    ``reset_state`` states what is remembered, and what a life starts with; a layer whose parts remember more adds
+    theirs in ``initial_state``.
     """
 
     reset_state: ResetState

@@ -62,10 +62,7 @@ class MesaDesign(LayerOptions):
         check_between(0, 1, write_rate=self.write_rate)
         check_above(_LEAST_REGULARISER, regulariser=self.regulariser)
         check_horizons(self.horizon_min, self.horizon_max)
-        for option in ("value_dim", "iterations"):
-            value = getattr(self, option)
-            if value is not None:
-                check_at_least(1, **{option: value})
+        check_at_least(1, value_dim=self.value_dim, iterations=self.iterations)
 
 
 class MomentsReset(ResetState):
@@ -97,6 +94,8 @@ class MomentsReset(ResetState):
 class MesaRule(Rule):
     """State: ``values`` [B, H, Dv, Dk] and ``keys`` [B, H, Dk, Dk], the two running moments."""
 
+    reset_state: MomentsReset
+
     def __init__(self, design: MesaDesign, key_width: int, value_dim: int) -> None:
         super().__init__()
         self.design = design
@@ -105,7 +104,7 @@ class MesaRule(Rule):
         start = above + math.log(-math.expm1(-above))
         self.regulariser = nn.Parameter(torch.full((design.heads, key_width), start))
         shapes = {"values": (design.heads, value_dim, key_width), "keys": (design.heads, key_width, key_width)}
-        self.reset_state = MomentsReset(design.reset_state, shapes)
+        self.reset_state, self.others = MomentsReset(design.reset_state, shapes), ResetState("zero", {})
 
     def gates(self) -> list[Gate]:
         design = self.design
@@ -113,11 +112,6 @@ class MesaRule(Rule):
         if design.retention == "none":
             return [rate]
         return [rate, decay_gate(spread_horizons(design.heads, design.horizon_min, design.horizon_max))]
-
-    def initial(
-        self, batch_size: int, like: Tensor, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> dict[str, Tensor]:
-        return self.reset_state.initial(batch_size, like, device, dtype)
 
     def forward(
         self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None

@@ -175,7 +175,12 @@ class NetworkRule(Rule):
         if design.inner_norm:
             self.gain, self.shift = nn.Parameter(torch.ones(heads, width)), nn.Parameter(torch.zeros(heads, width))
         self._has_momentum = design.optimiser != "gradient"
-        self._tail = (design.pairs - 1, heads, key_width + width + 1)
+        others: dict[str, tuple[int, ...]] = {}
+        if self._has_momentum:
+            others |= {name.replace("weights", "momentum"): shape for name, shape in shapes.items()}
+        if design.pairs > 1:
+            others["window"] = (design.pairs - 1, heads, key_width + width + 1)
+        self.others = ResetState("zero", others, ["phase"] if design.chunk > 1 else [])
 
     def gates(self) -> list[Gate]:
         """Write rates; for muon, weights of pairs; decays; momentum."""
@@ -192,18 +197,9 @@ class NetworkRule(Rule):
     def initial(
         self, batch_size: int, like: Tensor, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> dict[str, Tensor]:
-        state = self.reset_state.initial(batch_size, like, device, dtype)
-        device, dtype = device or like.device, dtype or like.dtype
-        for index, weights in enumerate(list(state.values())):
-            if self.design.chunk > 1:
-                state[f"base_{index}"] = weights.clone()
-            if self._has_momentum:
-                state[f"momentum_{index}"] = torch.zeros_like(weights)
-        if self.design.chunk > 1:
-            state["phase"] = torch.zeros(batch_size, device=device, dtype=torch.int64)
-        if self.design.pairs > 1:
-            state["window"] = torch.zeros(batch_size, *self._tail, device=device, dtype=dtype)
-        return state
+        state = super().initial(batch_size, like, device, dtype)
+        layers = range(len(self.reset_state.shapes) if self.design.chunk > 1 else 0)
+        return state | {f"base_{layer}": state[f"weights_{layer}"].clone() for layer in layers}
 
     def forward(
         self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None

@@ -13,17 +13,17 @@ def check_word(option: str, word: object, known: list[str]) -> None:
         raise ValueError(f"{option} must be one of {', '.join(known)}, not {word!r}{hint}")
 
 
-def check_at_least(least: float, **options: float) -> None:
-    """Raise ValueError for the first option that is below ``least``."""
+def check_at_least(least: float, **options: float | None) -> None:
+    """Raise ValueError for the first option that is below ``least``; None is let pass."""
     for name, value in options.items():
-        if not value >= least:
-            raise ValueError(f"{name} must be {least} or more, not {value}")
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} must be {least:g} or more, not {value}")
 
 
-def check_above(least: float, **options: float) -> None:
-    """Raise ValueError for the first option that is ``least`` or below."""
+def check_above(least: float, **options: float | None) -> None:
+    """Raise ValueError for the first option that is ``least`` or below; None is let pass."""
     for name, value in options.items():
-        if not value > least:
+        if value is not None and not value > least:
             raise ValueError(f"{name} must lie above {least:g}, not {value}")
 
 

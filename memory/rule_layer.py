@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
@@ -20,17 +21,25 @@ Answer = tuple[Tensor, dict[str, Tensor]]
 
 
 class Rule(nn.Module, ABC):
-    """An online learner of a layer: what it keeps of a life, and how it learns and answers."""
+    """An online learner of a layer: what it keeps of a life, and how it learns and answers.
+
+    ``reset_state`` states the tensors that a life may start with learned values of, ``others`` those that begin as
+    zeros.
+    """
+
+    reset_state: ResetState
+    others: ResetState
 
     @abstractmethod
     def gates(self) -> list[Gate]:
         """The numbers that it wants of a token."""
 
-    @abstractmethod
     def initial(
         self, batch_size: int, like: Tensor, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> dict[str, Tensor]:
         """What it keeps of new lives; device and dtype are those of ``like`` unless given."""
+        learned = self.reset_state.initial(batch_size, like, device, dtype)
+        return {**learned, **self.others.initial(batch_size, like, device, dtype)}
 
     @abstractmethod
     def forward(self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None) -> Answer:
@@ -83,7 +92,7 @@ class RuleLayer(MemoryLayer):
 
 def share_gate(width: int, share: float) -> Gate:
     """A gate whose sigmoid begins at ``share``."""
-    return Gate(width, torch.full((width,), share).logit())
+    return Gate(width, torch.full((width,), math.log(share / (1.0 - share))))  # float32 would round a share to 1
 
 
 def decay_gate(horizons: Tensor) -> Gate:

@@ -7,7 +7,6 @@ mathematics is in ``lifelong.kernels``; here gates become rates, and options bec
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,15 +47,14 @@ class Retention(nn.Module):
     def __init__(self, design: Design, key_width: int) -> None:
         super().__init__()
         self.heads, self.per_channel = design.head_count, design.retention == "per_channel"
-        self._gate = decay_gate(design.horizons(key_width if self.per_channel else 1))
+        self._horizons = design.horizons(key_width if self.per_channel else 1)
         self.is_learned = design.retention in ("scalar", "per_channel", "pull")
-        assert self._gate.bias is not None
-        fixed = nn.functional.logsigmoid(self._gate.bias) if design.retention == "constant" else None
+        fixed = nn.functional.logsigmoid((self._horizons - 1.0).log()) if design.retention == "constant" else None
         self.register_buffer("constant", fixed, persistent=False)
 
     def gates(self) -> list[Gate]:
         """What it wants of a token: [H] or [H * Dk], or nothing."""
-        return [self._gate] if self.is_learned else []
+        return [decay_gate(self._horizons)] if self.is_learned else []
 
     def forward(self, gates: list[Tensor], like: Tensor) -> Tensor | None:
         """The gates, and a tensor [..., H] -> log a, [..., H] or [..., H, Dk], or None for a = 1."""
@@ -66,34 +64,7 @@ class Retention(nn.Module):
         return None if self.constant is None else self.constant.expand_as(like)
 
 
-class _StepRule(Rule):
-    """A rule whose kernels have a step of their own."""
-
-    reset_state: ResetState  # of the matrices
-    _others: dict[str, tuple[int, ...]]  # shapes of what is kept beside them, which begins as zeros
-
-    def initial(
-        self, batch_size: int, like: Tensor, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> dict[str, Tensor]:
-        starts = (self.reset_state, ResetState("zero", self._others))
-        return {
-            name: value for start in starts for name, value in start.initial(batch_size, like, device, dtype).items()
-        }
-
-    def forward(self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None) -> Answer:
-        return self._run(labels, gates, state, reset, is_step=False)
-
-    def step(self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None) -> Answer:
-        return self._run(labels, gates, state, reset, is_step=True)
-
-    @abstractmethod
-    def _run(
-        self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None, is_step: bool
-    ) -> Answer:
-        """Labels and gates [B, T, ...], in a step [B, ...], reset [B, T] or [B] -> readings, new state."""
-
-
-class GradientRule(_StepRule):
+class GradientRule(Rule):
     """Every rule of ``Design`` with a sigmoid write gate: a gradient step a pair, bent, damped or with momentum.
 
     State: ``fast_weights`` [B, H, Dv, Dk]; with momentum ``momentum``, the same; with a window ``window``, its earlier
@@ -121,11 +92,12 @@ class GradientRule(_StepRule):
         if design.closed_loop:
             self.feedback, self.correction = nn.Parameter(torch.ones(self.heads)), nn.Parameter(torch.zeros(self.heads))
         self._window = design.window if design.objective == "windowed_squared_error" else 1
-        self._others = {}
+        others: dict[str, tuple[int, ...]] = {}
         if design.optimiser == "momentum":
-            self._others["momentum"] = shape
+            others["momentum"] = shape
         if self._window > 1:
-            self._others["window"] = (self._window - 1, self.heads, key_width + value_dim + 1)
+            others["window"] = (self._window - 1, self.heads, key_width + value_dim + 1)
+        self.others = ResetState("zero", others)
 
     def gates(self) -> list[Gate]:
         """Write rates, then decays, then momentum."""
@@ -134,9 +106,19 @@ class GradientRule(_StepRule):
         momentum = [share_gate(self.heads, design.momentum)] if design.optimiser == "momentum" else []
         return [*rates, *self.retention.gates(), *momentum]
 
-    def _run(
-        self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None, is_step: bool
+    def step(self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None) -> Answer:
+        answer: Answer = self(labels, gates, state, reset, is_step=True)
+        return answer
+
+    def forward(
+        self,
+        labels: Labels,
+        gates: list[Tensor],
+        state: Mapping[str, Tensor],
+        reset: Tensor | None,
+        is_step: bool = False,
     ) -> Answer:
+        """Labels and gates [B, T, ...], in a step [B, ...], reset [B, T] or [B] -> readings, new state."""
         design = self.design
         query, key, value = labels[:3]
         rate = design.write_rate_max * gates[0].sigmoid() if design.write_rate_max != 1.0 else gates[0].sigmoid()
@@ -206,7 +188,7 @@ class GradientRule(_StepRule):
         return found._replace(output=found.output.squeeze(1) if is_step else found.output), new
 
 
-class ExponentialRule(_StepRule):
+class ExponentialRule(Rule):
     """The matrix memory of xLSTM (Beck et al. 2024): the Hebb rule, written with b = exp(w_b . h + c_b).
 
         C = a C + b v k^T,  n = a n + b k,  reads  C q / max(|n . q|, 1)
@@ -220,15 +202,25 @@ class ExponentialRule(_StepRule):
         self.design, self.heads = design, design.head_count
         self.retention = Retention(design, key_width)
         self.reset_state = ResetState(design.reset_state, {"fast_weights": (self.heads, value_dim + 1, key_width)})
-        self._others = {"log_scale": (self.heads,)}
+        self.others = ResetState("zero", {"log_scale": (self.heads,)})
 
     def gates(self) -> list[Gate]:
         """Logarithms of the write rates, then decays."""
         return [Gate(self.heads, torch.full((self.heads,), math.log(self.design.write_rate))), *self.retention.gates()]
 
-    def _run(
-        self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None, is_step: bool
+    def step(self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None) -> Answer:
+        answer: Answer = self(labels, gates, state, reset, is_step=True)
+        return answer
+
+    def forward(
+        self,
+        labels: Labels,
+        gates: list[Tensor],
+        state: Mapping[str, Tensor],
+        reset: Tensor | None,
+        is_step: bool = False,
     ) -> Answer:
+        """Labels and gates [B, T, ...], in a step [B, ...], reset [B, T] or [B] -> readings, new state."""
         log_decay = self.retention(gates[1:], gates[0])
         log_decay = torch.zeros_like(gates[0]) if log_decay is None else log_decay
         memory, scale = state["fast_weights"], state["log_scale"]

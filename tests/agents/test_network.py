@@ -31,10 +31,43 @@ def test_a_grid_is_read_as_one_hot_planes_and_counts_of_what_is_in_view():
     torch.testing.assert_close(encoder({"image": image}), expected)
 
 
+@pytest.mark.parametrize("batch", [(3,), (40,), (8, 5)])  # few rows, and as many as are read by the kernel
+def test_integers_beside_numbers_are_first_of_all_features_side_by_side(batch):
+    torch.manual_seed(0)
+    spec = Composite(image=grid_spec(3), card=CategoricalSpec(4, shape=()), place=Unbounded(shape=(2,)))
+    encoder = ObservationEncoder(spec, dim=8, layers=0).double()
+    observation = {key: spec[key].rand(batch) for key in ("image", "card", "place")}
+    features = torch.cat(
+        [encoder.dense[0](observation["place"]), *(reader(observation[reader.key]) for reader in encoder.planes)], -1
+    ).double()
+    found = encoder.hidden(observation)[0]
+    torch.testing.assert_close(found, torch.nn.functional.silu(encoder.first(features)), rtol=0, atol=1e-12)
+    (gradient,) = torch.autograd.grad(found.sum(), encoder.first.weight)
+    (expected,) = torch.autograd.grad(torch.nn.functional.silu(encoder.first(features)).sum(), encoder.first.weight)
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"card": torch.full((40,), 4)}, r"observation 'card': entry 0 is 4, and must be in \[0, 4\)"),
+        ({"card": torch.zeros(1, dtype=torch.int64)}, "batches of different shapes"),
+        ({"image": torch.zeros(40, 3, 3, 4, dtype=torch.uint8)}, r"observation 'image' ends in .*must in \[3, 3, 3\]"),
+        ({"place": torch.zeros(1, 2)}, "batches of different shapes"),
+    ],
+)
+def test_an_observation_that_is_not_as_its_spec_says_is_refused(change, said):
+    spec = Composite(image=grid_spec(3), card=CategoricalSpec(4, shape=()), place=Unbounded(shape=(2,)))
+    encoder = ObservationEncoder(spec, dim=8)
+    observation = {key: spec[key].rand((40,)) for key in ("image", "card", "place")}
+    with pytest.raises(ValueError, match=said):
+        encoder({**observation, **change})
+
+
 def test_boxes_of_integers_whose_cells_differ_are_read_cell_by_cell():
     sizes = torch.tensor([[[2, 3], [4, 5]]])
     spec = MultiCategorical(nvec=sizes, shape=(1, 2, 2))
-    out = ObservationEncoder(Composite(x=spec), dim=4).readers[0](torch.tensor([[[[1, 2], [3, 4]]]]))
+    out = ObservationEncoder(Composite(x=spec), dim=4).planes[0](torch.tensor([[[[1, 2], [3, 4]]]]))
     assert out.shape == (1, 14)
     assert out.nonzero()[:, 1].tolist() == [1, 4, 8, 13]
 
@@ -42,7 +75,7 @@ def test_boxes_of_integers_whose_cells_differ_are_read_cell_by_cell():
 def test_vectors_are_scaled_by_their_finite_bounds_and_squashed_where_there_are_none():
     low = torch.tensor([0.0, -torch.inf])
     spec = Bounded(low=low, high=torch.tensor([10.0, torch.inf]), shape=(2,))
-    reader = ObservationEncoder(Composite(x=spec), dim=4).readers[0]
+    reader = ObservationEncoder(Composite(x=spec), dim=4).dense[0]
     out = reader(torch.tensor([[10.0, -1.0], [5.0, 0.0]]))
     torch.testing.assert_close(out, torch.tensor([[1.0, -torch.log(torch.tensor(2.0))], [0.0, 0.0]]))
 

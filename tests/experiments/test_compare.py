@@ -204,6 +204,14 @@ def test_one_core_may_stand_in_a_comparison_several_times_under_labels() -> None
         cells_of(load_comparison(["experiment=mixed_heads", "memory=without_rotaries"]))
 
 
+@pytest.mark.parametrize("label", ["", "..", "a/b", "-x"])
+def test_a_label_that_would_leave_its_folder_is_refused(label: str) -> None:
+    config = load_comparison(["experiment=mixed_heads"])
+    config.cores[label] = ["memory=gru"]
+    with pytest.raises(UserError, match="is to name a folder"):
+        cells_of(config)
+
+
 def test_what_cores_are_matched_to_and_by_how_much_they_miss_it_is_kept(tmp_path: Path) -> None:
     words = ["env=switching_bandit", "memory=gated_delta,gru", "agent.width=16"]
     Plan(tmp_path, *matched_cells(*words, "budget=128")).write({}, [])

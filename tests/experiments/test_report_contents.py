@@ -154,6 +154,13 @@ def test_a_chosen_learning_rate_without_runs_is_said(tmp_path):
     assert chosen_on(contender).endswith("the only one tried; the comparison chose 0.002, of which no run is here")
 
 
+def test_a_core_is_called_what_the_comparison_calls_it(tmp_path):
+    for label in ("all", "without_rotary"):
+        write_run(tmp_path / f"card/{label}/lr0.002/seed0", core="mixed_heads")
+    write_plan(tmp_path, [{"env": "card", "memory": label} for label in ("all", "without_rotary")])
+    assert [contender.name for contender in sections_of(tmp_path)[0].contenders] == ["all", "without_rotary"]
+
+
 # What was planned
 
 
