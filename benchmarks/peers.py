@@ -1,11 +1,12 @@
 """Frames per CPU-second of recurrent PPO on MiniGrid-MemoryS7, ours beside other people's, in one run.
 
     pip install sb3-contrib torch-ac
-    python benchmarks/peers.py [rounds=3] [updates=20] [only=lifelong,torch-ac,sb3-contrib]
+    python benchmarks/peers.py [rounds=3] [updates=20] [only=lifelong,lifelong-64,torch-ac,sb3-contrib]
 
 Everybody: 16 environments, 7x7 view, segments of 128 steps, 4 epochs, one thread, a memory of width 64. Theirs are
 LSTMs at their own defaults otherwise (torch-ac is what rl-starter-files trains with: convolutions, batches of 256,
-gradients through 4 steps; sb3-contrib: dense layers, batches of 256); ours is gated delta, gradients through 128 steps.
+gradients through 4 steps; sb3-contrib: dense layers, batches of 256). Ours is gated delta, gradients through 128 steps:
+"lifelong" with the four heads of 32 that it comes with, twice as wide as theirs, "lifelong-64" with two.
 Each is a process of its own, and so is CPU time: of the process and its children, of ``updates`` updates less of one,
 so that importing is no part of it. They take turns; medians over the rounds. (CleanRL's LSTM script reads frames of
 84 x 84 only.)
@@ -21,15 +22,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 ENV, ENVS, SEGMENT, WIDTH = "MiniGrid-MemoryS7-v0", 16, 128, 64
 
 
-def lifelong(updates: int) -> None:
+def lifelong(updates: int, heads: int = 4) -> None:
     from lifelong.experiments.cli import main
 
     words = [f"env.num_lives={ENVS}", f"algorithm.segment={SEGMENT}", "algorithm.minibatches=2", f"agent.width={WIDTH}"]
+    words.append(f"memory.heads={heads}")
     with tempfile.TemporaryDirectory() as home:
         frames = f"frames={updates * ENVS * SEGMENT}"
         main(["train", "env=minigrid_memory_s7", "memory=gated_delta", *words, frames, f"out={home}/run"])
@@ -94,7 +97,12 @@ def torch_ac(updates: int) -> None:
         algorithm.update_parameters(experiences)
 
 
-CONTENDERS: dict[str, Callable[[int], None]] = {"lifelong": lifelong, "torch-ac": torch_ac, "sb3-contrib": sb3_contrib}
+CONTENDERS: dict[str, Callable[[int], None]] = {
+    "lifelong": lifelong,
+    "lifelong-64": partial(lifelong, heads=2),
+    "torch-ac": torch_ac,
+    "sb3-contrib": sb3_contrib,
+}
 
 
 def cpu_seconds(name: str, updates: int) -> float:
@@ -126,15 +134,16 @@ def main() -> None:
     for _ in range(rounds):
         for name in names:
             rates[name].append(frames / (cpu_seconds(name, updates) - cpu_seconds(name, 1)))
-    ours = statistics.median(rates.get("lifelong", [float("nan")]))
+    ours = {name: statistics.median(found) for name, found in rates.items() if name.startswith("lifelong")}
     for name, found in rates.items():
         middle = statistics.median(found)
         spread = f"{min(found):,.0f} to {max(found):,.0f}"
-        print(f"{name:<12} {middle:>7,.0f} frames per CPU-second ({spread}); lifelong over it {ours / middle:.1f}")
+        over = ", ".join(f"{each} over it {rate / middle:.1f}" for each, rate in ours.items())
+        print(f"{name:<12} {middle:>7,.0f} frames per CPU-second ({spread}); {over}")
 
 
 def _installed(name: str) -> bool:
-    there = importlib.util.find_spec(name.replace("-", "_")) is not None
+    there = importlib.util.find_spec(name.removesuffix("-64").replace("-", "_")) is not None
     if not there:
         print(f"{name}: not installed, left out")
     return there
