@@ -7,6 +7,7 @@ mathematics is in ``lifelong.kernels``; here gates become rates, and options bec
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,7 +65,26 @@ class Retention(nn.Module):
         return None if self.constant is None else self.constant.expand_as(like)
 
 
-class GradientRule(Rule):
+class MatrixRule(Rule):
+    """A rule whose kernels have a step of their own."""
+
+    @abstractmethod
+    def forward(
+        self,
+        labels: Labels,
+        gates: list[Tensor],
+        state: Mapping[str, Tensor],
+        reset: Tensor | None,
+        is_step: bool = False,
+    ) -> Answer:
+        """Labels and gates [B, T, ...], in a step [B, ...], reset [B, T] or [B] -> readings, new state."""
+
+    def step(self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None) -> Answer:
+        answer: Answer = self(labels, gates, state, reset, is_step=True)
+        return answer
+
+
+class GradientRule(MatrixRule):
     """Every rule of ``Design`` with a sigmoid write gate: a gradient step a pair, bent, damped or with momentum.
 
     State: ``fast_weights`` [B, H, Dv, Dk]; with momentum ``momentum``, the same; with a window ``window``, its earlier
@@ -106,10 +126,6 @@ class GradientRule(Rule):
         momentum = [share_gate(self.heads, design.momentum)] if design.optimiser == "momentum" else []
         return [*rates, *self.retention.gates(), *momentum]
 
-    def step(self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None) -> Answer:
-        answer: Answer = self(labels, gates, state, reset, is_step=True)
-        return answer
-
     def forward(
         self,
         labels: Labels,
@@ -118,7 +134,6 @@ class GradientRule(Rule):
         reset: Tensor | None,
         is_step: bool = False,
     ) -> Answer:
-        """Labels and gates [B, T, ...], in a step [B, ...], reset [B, T] or [B] -> readings, new state."""
         design = self.design
         query, key, value = labels[:3]
         rate = design.write_rate_max * gates[0].sigmoid() if design.write_rate_max != 1.0 else gates[0].sigmoid()
@@ -188,7 +203,7 @@ class GradientRule(Rule):
         return found._replace(output=found.output.squeeze(1) if is_step else found.output), new
 
 
-class ExponentialRule(Rule):
+class ExponentialRule(MatrixRule):
     """The matrix memory of xLSTM (Beck et al. 2024): the Hebb rule, written with b = exp(w_b . h + c_b).
 
         C = a C + b v k^T,  n = a n + b k,  reads  C q / max(|n . q|, 1)
@@ -208,10 +223,6 @@ class ExponentialRule(Rule):
         """Logarithms of the write rates, then decays."""
         return [Gate(self.heads, torch.full((self.heads,), math.log(self.design.write_rate))), *self.retention.gates()]
 
-    def step(self, labels: Labels, gates: list[Tensor], state: Mapping[str, Tensor], reset: Tensor | None) -> Answer:
-        answer: Answer = self(labels, gates, state, reset, is_step=True)
-        return answer
-
     def forward(
         self,
         labels: Labels,
@@ -220,7 +231,6 @@ class ExponentialRule(Rule):
         reset: Tensor | None,
         is_step: bool = False,
     ) -> Answer:
-        """Labels and gates [B, T, ...], in a step [B, ...], reset [B, T] or [B] -> readings, new state."""
         log_decay = self.retention(gates[1:], gates[0])
         log_decay = torch.zeros_like(gates[0]) if log_decay is None else log_decay
         memory, scale = state["fast_weights"], state["log_scale"]
