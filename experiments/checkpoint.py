@@ -27,6 +27,7 @@ from torchrl.checkpoint import Checkpoint, CheckpointAdapter, GlobalRNGState, St
 
 from lifelong.agents.distributed import Group
 from lifelong.experiments.errors import UserError
+from lifelong.experiments.versions import code_hash
 
 _PREFIX = "frames_"
 _DIGESTS = "digests.json"
@@ -128,7 +129,7 @@ def save_checkpoint(
         return destination  # the run is where it was when it wrote this
     stage = folder / f".{destination.name}.stage-{os.getpid()}"
     try:
-        metadata = {"project": "lifelong", "frames": frames, "config": config, "ranks": ranks}
+        metadata = {"project": "lifelong", "code": code_hash(), "frames": frames, "config": config, "ranks": ranks}
         _coordinator(training, environment, pickled_environment).save(stage, metadata=metadata)
         digests = {name: _digest(stage / name) for name in _files(stage)}
         (stage / _DIGESTS).write_text(json.dumps(digests, indent=1, sort_keys=True))
@@ -170,7 +171,10 @@ def load_checkpoint(
     except (
         Exception
     ) as error:  # whatever a broken or foreign file makes torch, pickle or TorchRL raise ends in a refusal by name
-        raise CheckpointRefused(f"checkpoint {path} does not fit: {_one_line(error)}") from error
+        other = ""
+        if metadata.get("code") != code_hash():
+            other = "; other code wrote it: the versions.txt of its run says which, this is " + code_hash()
+        raise CheckpointRefused(f"checkpoint {path} does not fit: {_one_line(error)}{other}") from error
     return int(metadata["frames"])
 
 

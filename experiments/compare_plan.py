@@ -12,7 +12,8 @@ from lifelong.experiments.compare_sizes import Matched
 from lifelong.experiments.comparison import ComparisonConfig
 from lifelong.experiments.engine import Ended
 from lifelong.experiments.errors import UserError
-from lifelong.experiments.run_folder import versions, write_json
+from lifelong.experiments.run_folder import write_json
+from lifelong.experiments.versions import versions
 
 
 class Plan:

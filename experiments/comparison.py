@@ -136,9 +136,11 @@ def load_comparison(words: Iterable[str]) -> ComparisonConfig:
     assert isinstance(config, ComparisonConfig)
     if "env" in chosen:
         config.environments = {env: config.environments.get(env, [f"env={env}"]) for env in chosen["env"]}
-    if "memory" in chosen:
-        config.cores = {core: config.cores.get(core, []) for core in chosen["memory"]}
     config.words += rest
+    if "memory" in chosen:
+        _import_plugins(config.words)  # they may register the cores
+        known = [*config.cores, *(name for name in group_names("memory") if name not in config.cores)]
+        config.cores = {_known_core(core, known): config.cores.get(core, []) for core in chosen["memory"]}
     config.check()
     return config
 
@@ -149,10 +151,7 @@ def cells_of(config: ComparisonConfig) -> list[Cell]:
     Raises:
         UserError: a word that no run would understand.
     """
-    for word in config.words:  # they may register the cores
-        if word.startswith("plugins="):
-            for module in plugin_names(word.partition("=")[2]):
-                import_plugin(module)
+    _import_plugins(config.words)
     memories = {core: _memory_words(core, words) for core, words in config.cores.items()}
     first = next(iter(memories.values()))
     falls = {}
@@ -172,10 +171,20 @@ def _memory_words(core: str, words: list[str]) -> list[str]:
         if not re.fullmatch(r"\w[\w.+-]*", core):
             raise UserError(f"cores: {core!r} is to name a folder; allowed are letters, digits and _ . + -")
         return words
-    if core not in group_names("memory"):
-        allowed = ", ".join(group_names("memory"))
-        raise UserError(f"memory={core}: unknown; allowed: {allowed}{did_you_mean(core, group_names('memory'))}")
-    return [f"memory={core}", *words]
+    return [f"memory={_known_core(core, group_names('memory'))}", *words]
+
+
+def _known_core(core: str, known: list[str]) -> str:
+    if core not in known:
+        raise UserError(f"memory={core}: unknown; allowed: {', '.join(known)}{did_you_mean(core, known)}")
+    return core
+
+
+def _import_plugins(words: list[str]) -> None:
+    for word in words:
+        if word.startswith("plugins="):
+            for module in plugin_names(word.partition("=")[2]):
+                import_plugin(module)
 
 
 def run_config(cell: Cell) -> RunConfig:

@@ -17,7 +17,8 @@ from pathlib import Path
 from lifelong.experiments.checkpoint import list_checkpoints
 from lifelong.experiments.cli import main
 from lifelong.experiments.engine import Job
-from lifelong.experiments.run_folder import CHECKPOINTS, RunBusy, code_hash, locked
+from lifelong.experiments.run_folder import CHECKPOINTS, RunBusy, locked
+from lifelong.experiments.versions import code_hash
 
 # A worker whose node died may live for a moment longer than the message of its death takes.
 _PATIENCE_SECONDS = 60.0

@@ -5,28 +5,22 @@ config.yaml  command.txt  versions.txt  progress.csv  timing.csv  events.out.tfe
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
 import shlex
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from lifelong.experiments.checkpoint import CheckpointRefused, latest_checkpoint, list_checkpoints, verify_checkpoint
 from lifelong.experiments.config import RunConfig, differing_keys, from_yaml, to_yaml
 from lifelong.experiments.errors import UserError, did_you_mean
+from lifelong.experiments.versions import versions
 
 CHECKPOINTS = "checkpoints"
-_PACKAGES = ("agents", "memory", "kernels", "envs", "experiments")
-_SOURCES = (".py", ".c", ".h", ".yaml")
 _RESUMED = "resumed at "  # how the line of versions.txt begins that the versions of a resume follow
 
 
@@ -164,25 +158,3 @@ def _environment_word(config: RunConfig) -> str:
     """The environment in a folder's name: the id for Gymnasium and MiniGrid."""
     word = config.env.get("id") or config.env["name"]
     return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in str(word))
-
-
-def versions() -> list[str]:
-    """What this process runs on: Python, the packages whose version changes results, and this one's own code."""
-    lines = [f"python {platform.python_version()} on {platform.system()} {platform.machine()}"]
-    for package in ("lifelong", "torch", "torchrl", "tensordict", "gymnasium", "minigrid", "numpy", "hydra-core"):
-        try:
-            lines.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            lines.append(f"{package} not installed")
-    return [*lines, f"code {code_hash()}"]
-
-
-@cache
-def code_hash() -> str:
-    """12 hex digits over the package's own sources and configs, which change more often than its version does."""
-    digest = hashlib.sha256()
-    for package in _PACKAGES:
-        root = Path(str(files(f"lifelong.{package}")))
-        for path in sorted(path for path in root.rglob("*") if path.suffix in _SOURCES):
-            digest.update(f"{package}/{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]

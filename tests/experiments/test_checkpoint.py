@@ -87,6 +87,21 @@ def test_code_in_the_tensors_file_is_refused(tmp_path, monkeypatch):
     assert not Path("exploded").exists()
 
 
+@pytest.mark.parametrize("other", [True, False])
+def test_what_does_not_fit_says_whether_other_code_wrote_it(tmp_path, monkeypatch, other):
+    path = save(tmp_path / "run", 3)
+    if other:
+        monkeypatch.setattr(module, "code_hash", lambda: "0123456789ab")
+
+    class Narrower(Box):
+        def load_state_dict(self, state) -> None:
+            raise RuntimeError("size mismatch")
+
+    with pytest.raises(CheckpointRefused, match=r"does not fit: .*size mismatch") as refused:
+        load_checkpoint(path, Narrower(None), None)
+    assert ("other code wrote it" in str(refused.value)) == other
+
+
 @pytest.mark.parametrize("cut", [0, 10, -1])
 def test_a_truncated_file_is_refused_by_name_and_the_one_before_is_taken(tmp_path, cut):
     first, second = save(tmp_path, 1), save(tmp_path, 2)

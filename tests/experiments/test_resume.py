@@ -13,7 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lifelong.experiments.checkpoint import latest_checkpoint
 from lifelong.experiments.engine import Job
 from lifelong.experiments.one_run import run_to_end
-from lifelong.experiments.run_folder import recorded_versions, versions
+from lifelong.experiments.run_folder import recorded_versions
+from lifelong.experiments.versions import versions
 
 ENVIRONMENTS = {
     "switching_bandit": ["env=switching_bandit"],

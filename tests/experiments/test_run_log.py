@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from lifelong.experiments.errors import UserError
-from lifelong.experiments.run_folder import append_versions, code_hash, recorded_versions, versions
+from lifelong.experiments.run_folder import append_versions, recorded_versions
 from lifelong.experiments.run_log import CsvTable
+from lifelong.experiments.versions import code_hash, versions
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_versions_hold_a_hash_of_the_code(monkeypatch: pytest.MonkeyPatch, tmp_p
         code_hash.cache_clear()
         return code_hash()
 
-    monkeypatch.setattr("lifelong.experiments.run_folder.files", lambda package: tmp_path / package.split(".")[1])
+    monkeypatch.setattr("lifelong.experiments.versions.files", lambda package: tmp_path / package.split(".")[1])
     first = code_of("a")
     assert code_of("b") != first
     assert code_of("a") == first
