@@ -114,9 +114,9 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken. The environment's state is loaded by whoever holds it."""
+        self.lives.load_state_dict(state["lives"])  # first: it names a foreign core, weights only list their keys
         self.agent.load_state_dict(state["agent"])
         self.algorithm.load_state_dict(state["algorithm"])
-        self.lives.load_state_dict(state["lives"])
         self.frames = state["frames"]
 
 

@@ -3,7 +3,7 @@
 S <- S + b (v - S k) k^T / (c + |k|^2),   output = x + W_o S q
 
 lifelong train plugins=[my_core] memory=my_rule memory.write_rate=0.5
-python -m pytest -p my_core tests/memory/test_contract.py -k my_rule
+python -m pytest -p my_core ../tests/memory/test_contract.py -k my_rule
 """
 
 import torch

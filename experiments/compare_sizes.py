@@ -7,7 +7,7 @@ import dataclasses
 from lifelong.experiments.compare_table import CoreSize, print_sizes
 from lifelong.experiments.comparison import Cell, ComparisonConfig, run_config
 from lifelong.experiments.errors import UserError
-from lifelong.experiments.matching import match
+from lifelong.experiments.matching import match, refuse_given_width
 from lifelong.memory import MemoryCore, make_core
 
 
@@ -41,6 +41,7 @@ def match_cells(config: ComparisonConfig, cells: list[Cell]) -> list[Matched]:
             if config.match != "none":
                 budget = budget or _budget_of(core, config.match, cell.memory)
                 found = match(name, options, width, **{config.match: budget})
+                refuse_given_width(found, cell.words, f"match={config.match}")
                 words = tuple(f"memory.{key}={value}" for key, value in found.options.items() if options[key] != value)
                 core, note = make_core(name, width, **found.options), found.note
         except ValueError as error:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+from tensordict import TensorDict
 from torch.utils.tensorboard import SummaryWriter
 
 from lifelong.agents import NonFinite
@@ -70,7 +71,12 @@ class Weights:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, part in self.parts.items():
-            part.load_state_dict(state[name])
+            try:
+                part.load_state_dict(state[name])
+            except RuntimeError:  # a list of keys; a memory that is not of this core says it better
+                if name == "agent":
+                    part.core.check_state(TensorDict.from_dict(state["lives"]["memory"]["core"], auto_batch_size=True))
+                raise
 
 
 def evaluate(arguments: list[str]) -> int:

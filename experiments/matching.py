@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from lifelong.experiments.errors import UserError
 from lifelong.memory import MemoryCore, core_options, make_core
 
 # Options that change what a core is, and not how wide; of the others the first that moves the cost is the width.
@@ -82,6 +83,17 @@ def match(
     reached = plain if option is None else count(core)
     unit = "bytes of state" if state_bytes is not None else "parameters"
     return Match(chosen, option, _state_bytes(core), _parameters(core), _note(option, reached, target, unit))
+
+
+def refuse_given_width(matched: Match, words: Iterable[str], matches: str) -> None:
+    """Refuse a word that gives the option which is searched over.
+
+    Raises:
+        UserError: names the word, and what the option is wanted for.
+    """
+    for word in words:
+        if matched.width is not None and word.startswith(f"memory.{matched.width}="):
+            raise UserError(f"{word}: this option is what {matches} is reached by; leave it out")
 
 
 def _note(option: str | None, reached: int, target: int, unit: str) -> str:

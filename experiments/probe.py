@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from lifelong.experiments.config import load_config
 from lifelong.experiments.errors import RunFailed, UserError, did_you_mean, whole_number
-from lifelong.experiments.matching import Match, match
+from lifelong.experiments.matching import Match, match, refuse_given_width
 from lifelong.experiments.probes import pairs, teachers
 from lifelong.experiments.probes.catalogue import PROBES, TASKS
 from lifelong.experiments.probes.learner import Learner, train
@@ -70,6 +70,7 @@ def probe(arguments: list[str]) -> int:
     for name, options in request.cores.items():
         for size in request.sizes:
             entry = _Entry(name, size, _match(name, options, size))
+            refuse_given_width(entry.matched, arguments, "state_floats")
             entries[name if len(request.sizes) == 1 else f"{name} {size}"] = entry
     for label, entry in entries.items():
         print(f"{label}: {entry.matched}", flush=True)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lifelong.memory.core import LifeTooLong, MemoryCore
 from lifelong.memory.feed_forward import FeedForward
+from lifelong.memory.option_checks import check_at_least
 from lifelong.memory.resets import clear, segments
 from lifelong.memory.rotary import positions
 
@@ -144,8 +145,7 @@ class AttentionStack(MemoryCore):
         """What the layers need to know of a call, worked out once for all of them."""
 
     def _set_layers(self, layers: list[nn.Module], feed_forward: float) -> None:
-        if feed_forward < 0:
-            raise ValueError(f"feed_forward must be 0 (none) or more, not {feed_forward}")
+        check_at_least(0, feed_forward=feed_forward)
         self.layers = nn.ModuleList(layers)
         self.feed_forward = nn.ModuleList(FeedForward(self.dim, feed_forward) for _ in layers if feed_forward)
 
@@ -172,14 +172,3 @@ class AttentionStack(MemoryCore):
     def step(self, inputs: Tensor, state: TensorDict, reset: Tensor | None = None) -> tuple[Tensor, TensorDict]:
         outputs, state = self.forward(inputs.unsqueeze(1), state, None if reset is None else reset.unsqueeze(1))
         return outputs.squeeze(1), state
-
-
-def check_sizes(**sizes: int) -> None:
-    """Refuse sizes below 1.
-
-    Raises:
-        ValueError: names the first that is too small.
-    """
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be 1 or more, not {size}")

@@ -78,7 +78,7 @@ class Design(LayerOptions):
     optimiser:        gradient  as above
                       implicit  S = argmin |S - S^-|^2 + b |S k - v|^2, that is b / (1 + b |k|^2) in place of b
                       momentum  M = m M + b e k^T,  S = S^- + M,  m = sigmoid(w_m . h + c_m), e before the decay
-    write_rate:       b at first, below write_rate_max
+    write_rate:       b at first, below write_rate_max where the gate is a sigmoid
     write_rate_max:   above 1 a write overshoots: 2 lets S^- - b S^- k k^T turn a sign (Grazzi et al. 2025)
     write_gate:       sigmoid, or exponential: b = exp(w_b . h + c_b), normalised by what was written (mLSTM)
     momentum:         m at first
@@ -148,7 +148,7 @@ class Design(LayerOptions):
     def horizons(self, width: int = 1) -> Tensor:
         """Initial horizons [H * width]: of heads, or of the ``width`` channels of each."""
         kinds = self.kinds
-        horizons = torch.empty(len(kinds), width)
+        horizons = torch.empty(len(kinds), width, dtype=torch.float64)
         for kind in set(kinds):
             same = [head for head, other in enumerate(kinds) if other == kind]
             if kind.counts:
@@ -166,7 +166,7 @@ def _spelled_out(heads: list[str]) -> list[str]:
     for entry in heads:
         word, star, count = str(entry).partition("*")
         check_word("each of heads", word, list(HEAD_KINDS))
-        if star and not (count.isdigit() and int(count) > 0):
+        if star and not (count.isdecimal() and int(count) > 0):
             raise ValueError(f"{entry!r} in heads: after the star comes how many, as in 'rotary*2'")
         words += [word] * (int(count) if star else 1)
     return words
@@ -188,7 +188,10 @@ def _check_numbers(design: Design) -> None:
     check_at_least(1, value_dim=design.value_dim, pairs=design.pairs, window=design.window, power=design.power)
     if not 0.0 < design.write_rate_max <= 2.0:
         raise ValueError(f"write_rate_max must lie above 0 and be 2 at most, not {design.write_rate_max}")
-    check_between(0, design.write_rate_max, "; the limit is write_rate_max", write_rate=design.write_rate)
+    if design.write_gate == "exponential":
+        check_above(0, write_rate=design.write_rate)
+    else:
+        check_between(0, design.write_rate_max, "; the limit is write_rate_max", write_rate=design.write_rate)
     check_between(0, 1, momentum=design.momentum)
     check_horizons(design.horizon_min, design.horizon_max)
     check_above(1, counting_horizon=design.counting_horizon)
@@ -205,6 +208,8 @@ def _check_combination(design: Design) -> None:
         ("pairs", several, "objective", windowed, "pairs=1"),
         ("optimiser", "implicit", "objective", "dot_product", "optimiser=gradient (the same for a linear objective)"),
         ("optimiser", "implicit", "objective", ["huber", "power"], "objective=squared_error"),
+        ("optimiser", "implicit", "closed_loop", True, "optimiser=gradient"),
+        ("optimiser", "implicit", "heads", "counting", "optimiser=gradient"),
         ("optimiser", "momentum", "pairs", several, "pairs=1"),
         ("optimiser", "momentum", "objective", windowed, "objective=squared_error"),
         ("closed_loop", True, "pairs", several, "pairs=1"),

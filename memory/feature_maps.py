@@ -46,10 +46,10 @@ class FeatureMap(nn.Module):
 class _Elementwise(FeatureMap):
     def __init__(self, name: str, width: int) -> None:
         super().__init__()
-        self.width, self._function = width, _ELEMENTWISE[name]
+        self.width, self.name = width, name
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._function(x)
+        return _ELEMENTWISE[self.name](x)  # by name, so that a core can be pickled
 
 
 class _DPFP(FeatureMap):

@@ -8,8 +8,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lifelong.memory.attention_cache import AttentionStack, ShiftCache, Timeline, check_sizes
+from lifelong.memory.attention_cache import AttentionStack, ShiftCache, Timeline
 from lifelong.memory.learned_reset import ResetState
+from lifelong.memory.option_checks import check_at_least
 from lifelong.memory.registry import register_core
 
 
@@ -148,7 +149,7 @@ class GTrXLCore(AttentionStack):
         reset_state: str = "zero",
     ) -> None:
         super().__init__(dim)
-        check_sizes(memory_steps=memory_steps, layers=layers, heads=heads, head_dim=head_dim)
+        check_at_least(1, memory_steps=memory_steps, layers=layers, heads=heads, head_dim=head_dim)
         if int(feed_forward * dim) < 1:
             raise ValueError(f"feed_forward={feed_forward} leaves no hidden unit at dim={dim}")
         self.memory_steps, self.learned = memory_steps, reset_state == "learned"

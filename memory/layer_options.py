@@ -61,8 +61,6 @@ class LayerOptions:
         if self.query_map is not None:
             check_word("query_map", self.query_map, FEATURE_MAPS)
         check_at_least(1, layers=self.layers, heads=self.head_count, head_dim=self.head_dim, map_order=self.map_order)
-        if self.convolution_taps < 0 or self.convolution_taps == 1:
-            raise ValueError(f"convolution_taps must be 0 (no convolution) or 2 or more, not {self.convolution_taps}")
         check_above(1, turn_ratio=self.turn_ratio)
         check_at_least(0, feed_forward=self.feed_forward)
 

@@ -159,8 +159,6 @@ class Mamba2Core(LayeredCore):
         check_at_least(1, heads=heads, head_dim=head_dim, state_dim=state_dim, groups=groups)
         if heads % groups:
             raise ValueError(f"groups must divide heads={heads}, not {groups}")
-        if convolution_taps < 0 or convolution_taps == 1:
-            raise ValueError(f"convolution_taps must be 0 (no convolution) or 2 or more, not {convolution_taps}")
         for name, low, high in (("step", step_min, step_max), ("decay", decay_min, decay_max)):
             if not 0 < low <= high:
                 raise ValueError(f"{name}s need 0 < {name}_min <= {name}_max, not {low} and {high}")

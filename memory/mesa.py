@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,10 @@ from lifelong.kernels import MesaState, mesa_attention
 from lifelong.memory.health import is_watched, report_answers
 from lifelong.memory.labels import Gate, Labels
 from lifelong.memory.layer_options import LayerOptions
-from lifelong.memory.layered import LayeredCore
 from lifelong.memory.learned_reset import RESET_STATES, ResetState
 from lifelong.memory.option_checks import check_above, check_at_least, check_between, check_horizons, check_word
 from lifelong.memory.registry import register_design
-from lifelong.memory.rule_layer import Rule, RuleLayer, decay_gate, share_gate, spread_horizons
+from lifelong.memory.rule_layer import Rule, RuleCore, decay_gate, share_gate, spread_horizons
 
 RETENTIONS = ["none", "scalar"]
 IMPLEMENTATIONS = ["auto", "reference", "chunked"]
@@ -146,7 +146,7 @@ class MesaRule(Rule):
 
 
 @register_design("mesa", MesaDesign, head_dim=16)
-class Mesa(LayeredCore):
+class Mesa(RuleCore):
     """Recursive least squares (MesaNet, von Oswald et al. 2025): second order, every pair of a life fitted at once.
 
         H <- a H + b k k^T,   V <- a V + b v k^T,   o = V (H + Lambda)^{-1} q
@@ -164,10 +164,4 @@ class Mesa(LayeredCore):
     matrices = ("values",)
 
     def __init__(self, dim: int, design: MesaDesign) -> None:
-        value_dim = design.head_dim if design.value_dim is None else design.value_dim
-        key_width = design.labels(value_dim).key_width
-
-        def layer() -> RuleLayer:
-            return RuleLayer(dim, design, value_dim, MesaRule(design, key_width, value_dim))
-
-        super().__init__(dim, design.layers, design.feed_forward, layer)
+        super().__init__(dim, design, design.value_dim, partial(MesaRule, design))

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from lifelong.memory.layered import LayeredCore
 from lifelong.memory.linear_recurrence import LinearRecurrence
-from lifelong.memory.option_checks import check_at_least
-from lifelong.memory.registry import did_you_mean, register_core
+from lifelong.memory.option_checks import check_at_least, check_word
+from lifelong.memory.registry import register_core
 
 _CANDIDATES = ["linear", "positive"]
 
@@ -65,7 +65,5 @@ class MinGRUCore(LayeredCore):
     ) -> None:
         width = dim if hidden is None else hidden
         check_at_least(1, hidden=width)
-        if candidate not in _CANDIDATES:
-            near = did_you_mean(candidate, _CANDIDATES)
-            raise ValueError(f"candidate must be one of {', '.join(_CANDIDATES)}, not {candidate!r}{near}")
+        check_word("candidate", candidate, _CANDIDATES)
         super().__init__(dim, layers, feed_forward, lambda: MinGRULayer(dim, width, candidate, reset_state))

@@ -16,10 +16,9 @@ from lifelong.kernels import MLPMemoryOutput, MLPMemoryState, mlp_memory, replay
 from lifelong.memory.health import is_watched, report_answers
 from lifelong.memory.labels import Gate, Labels
 from lifelong.memory.layer_options import LayerOptions
-from lifelong.memory.layered import LayeredCore
 from lifelong.memory.learned_reset import RESET_STATES, ResetState
 from lifelong.memory.option_checks import check_at_least, check_between, check_horizons, check_word
-from lifelong.memory.rule_layer import Rule, RuleLayer, decay_gate, share_gate, spread_horizons
+from lifelong.memory.rule_layer import Rule, RuleCore, decay_gate, share_gate, spread_horizons
 
 MODELS = ["matrix", "mlp"]
 OBJECTIVES = ["squared_error", "windowed_squared_error"]
@@ -104,7 +103,8 @@ class NetworkDesign(LayerOptions):
                 "or more"
             )
         check_between(0, 1, momentum=self.momentum)
-        check_between(0, self.most_rate, write_rate=self.write_rate)
+        limit = f"; the limit is 2 / (chunk * pairs a step learns) = 2 / ({self.chunk} * {self.pairs})"
+        check_between(0, self.most_rate, limit if self.most_rate < 1.0 else "", write_rate=self.write_rate)
         check_horizons(self.horizon_min, self.horizon_max)
         key_width = self.labels(self.head_dim).key_width
         refused = [
@@ -291,15 +291,10 @@ class NetworkRule(Rule):
         return {**packed, "phase": state.phase} if self.design.chunk > 1 else packed
 
 
-class NetworkCore(LayeredCore):
+class NetworkCore(RuleCore):
     """Layers of network memories, by ``NetworkDesign``."""
 
     matrices = ("weights_0", "weights_1")
 
     def __init__(self, dim: int, design: NetworkDesign) -> None:
-        key_width = design.labels(design.head_dim).key_width
-
-        def layer() -> RuleLayer:
-            return RuleLayer(dim, design, design.head_dim, NetworkRule(design, key_width))
-
-        super().__init__(dim, design.layers, design.feed_forward, layer)
+        super().__init__(dim, design, None, lambda key_width, value_dim: NetworkRule(design, key_width))

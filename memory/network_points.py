@@ -65,6 +65,7 @@ class Atlas(NetworkCore):
     have the same length, so that rare ones are learned as fast as common ones. The length of a write is b whatever the
     error was: ours gates it by the token, but it is never zero. A chunk is read when it is over, except with chunk=1.
     Newton-Schulz multiplies what is small by 3.4 an iteration, rounding errors too: with short chunks and narrow
-    matrices, gradients of the step and of the sequence agree to 4e-5 in float32 only (1e-10 in float64).
+    matrices, gradients of the step and of the sequence agree to 4e-5 in float32 only (to 1e-10 in float64, from
+    ``head_dim`` 4 on).
     The paper's polynomial keys are key_map=polynomial with inner_norm=false; retention and norm as ``titans_mlp``.
     """

@@ -37,7 +37,7 @@ class LinearAttention(ParametricCore):
 @register_design(
     "mixed_heads",
     Design,
-    heads=["plain", "rotary", "backward", "counting"],
+    heads=["plain*3", "rotary", "backward", "counting"],
     head_dim=128,
     value_dim=16,
     convolution_taps=0,

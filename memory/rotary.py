@@ -82,7 +82,7 @@ class Rotary(nn.Module):
     def __init__(self, turns: Sequence[str], width: int, ratio: float | None) -> None:
         super().__init__()
         if width % 2:
-            raise ValueError(f"keys are turned in pairs of entries, so their width must be even, not {width}")
+            raise ValueError(f"keys are turned in pairs of entries, so head_dim must be even, not {width}")
         self.turns, points = tuple(turns), width // 2
         # No buffer: `module.float()` would round it.
         self._rates = _rates(points, ratio)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from tensordict import TensorDict
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lifelong.memory.labels import Gate, Labels, TokenLabels
 from lifelong.memory.layer_options import LayerOptions
-from lifelong.memory.layered import MemoryLayer
+from lifelong.memory.layered import LayeredCore, MemoryLayer
 from lifelong.memory.learned_reset import ResetState
 from lifelong.memory.read_out import ReadOut
 
@@ -90,6 +90,26 @@ class RuleLayer(MemoryLayer):
         return inputs + self.read_out(readings, gate), TensorDict({**new, **learned}, [len(inputs)])
 
 
+class RuleCore(LayeredCore):
+    """A stack of rule layers.
+
+    Args:
+        dim: width of inputs and outputs.
+        options: of all layers.
+        value_dim: width of the values of a head; None for ``head_dim``.
+        make_rule: the learner of a layer, from the width of keys behind their feature map and that of values.
+    """
+
+    def __init__(
+        self, dim: int, options: LayerOptions, value_dim: int | None, make_rule: Callable[[int, int], Rule]
+    ) -> None:
+        values = options.head_dim if value_dim is None else value_dim
+        keys = options.labels(values).key_width
+        super().__init__(
+            dim, options.layers, options.feed_forward, lambda: RuleLayer(dim, options, values, make_rule(keys, values))
+        )
+
+
 def share_gate(width: int, share: float) -> Gate:
     """A gate whose sigmoid begins at ``share``."""
     return Gate(width, torch.full((width,), math.log(share / (1.0 - share))))  # float32 would round a share to 1
@@ -97,10 +117,11 @@ def share_gate(width: int, share: float) -> Gate:
 
 def decay_gate(horizons: Tensor) -> Gate:
     """A gate whose sigmoid begins at the decays 1 - 1 / horizon, in steps: sigmoid(log(horizon - 1)) is that."""
-    return Gate(len(horizons), (horizons - 1.0).log())
+    return Gate(len(horizons), (horizons - 1.0).log().float())
 
 
 def spread_horizons(count: int, shortest: float, longest: float) -> Tensor:
-    """``shortest * (longest / shortest) ** (i / (n - 1))`` for i < n; the geometric mean for one."""
-    place = torch.linspace(0.0, 1.0, count, dtype=torch.float64) if count > 1 else torch.tensor([0.5])
-    return (shortest * (longest / shortest) ** place).float()
+    """``shortest * (longest / shortest) ** (i / (n - 1))`` for i < n; the geometric mean for one. In float64, which
+    tells a horizon next to 1 from 1."""
+    place = torch.linspace(0.0, 1.0, count, dtype=torch.float64) if count > 1 else torch.full((1,), 0.5).double()
+    return shortest * (longest / shortest) ** place

@@ -14,7 +14,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lifelong.memory.attention_cache import AttentionStack, FullCache, ShiftCache, Timeline, check_sizes
+from lifelong.memory.attention_cache import AttentionStack, FullCache, ShiftCache, Timeline
+from lifelong.memory.option_checks import check_above, check_at_least
 from lifelong.memory.registry import register_core
 from lifelong.memory.rotary import Rotary
 from lifelong.memory.short_convolution import ShortConvolution
@@ -132,8 +133,8 @@ class SoftmaxCore(AttentionStack):
         rotary_ratio: float = 2.0,
     ) -> None:
         super().__init__(dim)
-        check_sizes(capacity=capacity, layers=layers, heads=heads, head_dim=head_dim)
-        check_ratio(rotary_ratio)
+        check_at_least(1, capacity=capacity, layers=layers, heads=heads, head_dim=head_dim)
+        check_above(1, rotary_ratio=rotary_ratio)
         self.capacity = capacity
         sizes = (capacity, heads, head_dim, convolution_taps, rotary_ratio)
         self._set_layers([SoftmaxLayer(dim, *sizes) for _ in range(layers)], feed_forward)
@@ -174,21 +175,11 @@ class SoftmaxWindowCore(AttentionStack):
         rotary_ratio: float = 2.0,
     ) -> None:
         super().__init__(dim)
-        check_sizes(window=window, layers=layers, heads=heads, head_dim=head_dim)
-        check_ratio(rotary_ratio)
+        check_at_least(1, window=window, layers=layers, heads=heads, head_dim=head_dim)
+        check_above(1, rotary_ratio=rotary_ratio)
         self.window = window
         sizes = (window, heads, head_dim, convolution_taps, rotary_ratio)
         self._set_layers([SoftmaxLayer(dim, *sizes) for _ in range(layers)], feed_forward)
 
     def _cache(self, timeline: Timeline) -> ShiftCache:
         return ShiftCache(timeline, self.window)
-
-
-def check_ratio(rotary_ratio: float) -> None:
-    """Refuse rates that do not fall from pair to pair.
-
-    Raises:
-        ValueError: 1 or less.
-    """
-    if rotary_ratio <= 1.0:
-        raise ValueError(f"rotary_ratio must be above 1, not {rotary_ratio}")

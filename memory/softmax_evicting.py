@@ -10,9 +10,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lifelong.memory.attention_cache import AttentionStack, Timeline, check_sizes
+from lifelong.memory.attention_cache import AttentionStack, Timeline
+from lifelong.memory.option_checks import check_above, check_at_least
 from lifelong.memory.registry import register_core
-from lifelong.memory.softmax import EMPTY_CACHE, SoftmaxLayer, check_ratio
+from lifelong.memory.softmax import EMPTY_CACHE, SoftmaxLayer
 
 
 class EvictingCache(NamedTuple):
@@ -116,7 +117,7 @@ class SoftmaxEvictingCore(AttentionStack):
     Args: as ``softmax``, with
 
         slots: steps in the cache, in place of the capacity.
-        recent: how many of them are the newest, whatever was attended to; below ``slots``; None for half.
+        recent: how many of them are the newest, whatever was attended to; ``slots`` at most; None for half.
     """
 
     lacks: ClassVar[Mapping[str, str]] = EMPTY_CACHE
@@ -135,10 +136,10 @@ class SoftmaxEvictingCore(AttentionStack):
     ) -> None:
         super().__init__(dim)
         recent = (slots + 1) // 2 if recent is None else recent
-        check_sizes(slots=slots, recent=recent, layers=layers, heads=heads, head_dim=head_dim)
+        check_at_least(1, slots=slots, recent=recent, layers=layers, heads=heads, head_dim=head_dim)
         if recent > slots:
             raise ValueError(f"recent={recent} must not exceed slots={slots}")
-        check_ratio(rotary_ratio)
+        check_above(1, rotary_ratio=rotary_ratio)
         self.slots, self.recent = slots, recent
         sizes = (slots, heads, head_dim, convolution_taps, rotary_ratio)
         self._set_layers([EvictingLayer(dim, *sizes) for _ in range(layers)], feed_forward)

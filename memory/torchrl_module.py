@@ -19,7 +19,6 @@ from torchrl.envs.transforms import TensorDictPrimer
 from torchrl.modules.tensordict_module.rnn import recurrent_mode
 
 from lifelong.memory.core import MemoryCore
-from lifelong.memory.learned_reset import ResetState
 from lifelong.memory.pieces import run_pieces
 
 _IS_INIT = "is_init"
@@ -34,9 +33,9 @@ class MemoryModule(TensorDictModuleBase):
     *Recurrent mode* (inside ``torchrl.modules.set_recurrent_mode(True)``, which TorchRL's losses enter by themselves
     and GAE does not; or ``default_recurrent_mode=True``): batch ``[*B, T]``, time last. The state stored at the first
     step, *and at every step where* ``is_init``, is loaded. As a collector stores the primer's zeros there, this
-    equals a reset (zeros stand for the reset state, also where a core learns it). Outputs and gradients are those of
-    the steps. Of the states written, those at the ends of trajectories hold; the others are zeros that keep the
-    shape.
+    equals a reset (zeros stand for the state of a new life, also where that is learned or is not zero). Outputs and
+    gradients are those of the steps. Of the states written, those at the ends of trajectories hold; the others are
+    zeros that keep the shape.
 
     GAE over a value network with memory wants ``deactivate_vmap=True``, as with TorchRL's own modules.
 
@@ -128,8 +127,9 @@ class MemoryModule(TensorDictModuleBase):
         if not batch:
             raise ValueError("in recurrent mode MemoryModule needs a TensorDict with a time axis, its last batch axis")
         inputs, stored, is_init = self._read(tensordict, (batch[:-1].numel(), batch[-1]))
-        if any(isinstance(module, ResetState) and module.learned for module in self.core.modules()):
-            stored = _with_learned_starts(stored, is_init, self.core.initial_state(1))
+        start = self.core.initial_state(1)
+        if any(leaf.requires_grad or leaf.any() for leaf in start.values(True, True)):
+            stored = _with_starts(stored, is_init, start)
         outputs, ends, last = run_pieces(self.core, inputs, stored, is_init)
         slots = []
         for leaf in (last.get(leaf) for leaf in self._leaves):
@@ -157,15 +157,15 @@ class MemoryModule(TensorDictModuleBase):
             tensordict.set(key, state.reshape(*batch, *shape))
 
 
-def _with_learned_starts(stored: TensorDict, is_init: Tensor, learned: TensorDict) -> TensorDict:
-    """``stored`` [B, T] with ``learned`` [1] where it ``is_init`` [B, T] and zero."""
+def _with_starts(stored: TensorDict, is_init: Tensor, start: TensorDict) -> TensorDict:
+    """``stored`` [B, T] with ``start`` [1] where it ``is_init`` [B, T] and zero."""
     starts = is_init
     for leaf in stored.values(True, True):
         starts = starts & ~leaf.reshape(*starts.shape, -1).any(2)
     loaded = TensorDict({}, stored.batch_size)
     for key in stored.keys(True, True):
         leaf = stored.get(key)
-        loaded.set(key, torch.where(starts.view(*starts.shape, *[1] * (leaf.dim() - 2)), learned.get(key), leaf))
+        loaded.set(key, torch.where(starts.view(*starts.shape, *[1] * (leaf.dim() - 2)), start.get(key), leaf))
     return loaded
 
 

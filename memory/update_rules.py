@@ -50,8 +50,8 @@ class Retention(nn.Module):
         self.heads, self.per_channel = design.head_count, design.retention == "per_channel"
         self._horizons = design.horizons(key_width if self.per_channel else 1)
         self.is_learned = design.retention in ("scalar", "per_channel", "pull")
-        fixed = nn.functional.logsigmoid((self._horizons - 1.0).log()) if design.retention == "constant" else None
-        self.register_buffer("constant", fixed, persistent=False)
+        fixed = nn.functional.logsigmoid((self._horizons - 1.0).log()).float()
+        self.register_buffer("constant", fixed if design.retention == "constant" else None, persistent=False)
 
     def gates(self) -> list[Gate]:
         """What it wants of a token: [H] or [H * Dk], or nothing."""

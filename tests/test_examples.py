@@ -14,11 +14,11 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 
 
-def run(*words: object, folder: Path = EXAMPLES) -> str:
-    """``python WORDS`` with the examples to be found by name; what it printed."""
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES), "OMP_NUM_THREADS": "1"}
+def run(*words: object) -> str:
+    """``python WORDS`` among the examples; what it printed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *map(str, words)], cwd=folder, env=environment, capture_output=True, text=True, timeout=900
+        [sys.executable, *map(str, words)], cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -37,8 +37,9 @@ def test_in_torchrl_a_core_trains_with_stock_parts() -> None:
 
 def test_a_core_of_ones_own_is_one_short_file_that_passes_the_contract_suite() -> None:
     assert len((EXAMPLES / "my_core.py").read_text().splitlines()) < 60
-    contract = ["tests/memory/test_contract.py", "-k", "my_rule", "-p", "no:cacheprovider"]
-    printed = run("-m", "pytest", "-p", "my_core", *contract, "-o", "addopts=--import-mode=importlib", folder=ROOT)
+    command = "-m pytest -p my_core ../tests/memory/test_contract.py -k my_rule"
+    assert f"`python {command}`" in (ROOT / "README.md").read_text()
+    printed = run(*command.split(), "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
     assert int(re.search(r"(\d+) passed", printed)[1]) >= 20  # type: ignore[index]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from lifelong.experiments import train
 from lifelong.experiments.cli import main
+from lifelong.experiments.evaluate import Weights
 
 SIZES = ["env.num_lives=2", "agent.width=16", "frames=64"]
 SIZES += [f"algorithm.{option}" for option in ("segment=8", "epochs=1", "minibatches=1")]
@@ -31,3 +32,16 @@ def test_a_state_of_other_options_is_refused_by_name(tmp_path: Path) -> None:
     trainer = train.build_trainer(config, env, train.set_up_process(config))
     with pytest.raises(train.UserError, match=r"does not fit: .*softmax_window .*layer_0\.keys \[9, 4, 32\]"):
         train.load_checkpoint(path, trainer, env)
+
+
+@pytest.mark.parametrize("to", ["resume", "evaluate"])
+def test_a_checkpoint_of_another_core_is_refused_by_the_cores_name(tmp_path: Path, to: str) -> None:
+    folder = tmp_path / "run"
+    assert main(["train", "memory=delta", f"out={folder}", *SIZES]) == 0
+    path, _ = train.find_checkpoint(str(folder))
+    config = train.load_config(["memory=gru", *SIZES])
+    env = train.build_env(config, 0)
+    trainer = train.build_trainer(config, env, train.set_up_process(config))
+    into, its_env = (trainer, env) if to == "resume" else (Weights(agent=trainer.agent), None)
+    with pytest.raises(train.UserError, match=r"does not fit: .* not one of gru with its options: it lacks"):
+        train.load_checkpoint(path, into, its_env)

@@ -254,6 +254,7 @@ def test_the_command_leaves_plots_tensorboard_and_every_number(tmp_path, capsys)
         (["memory=lstm", "updates=0"], "must be a whole number, 1 or more"),
         (["memory=lstm,gru", "memory.layers=2"], "for one core only"),
         (["memory=lstm", "memory.hiden=2"], "did you mean 'memory.hidden'"),
+        (["memory=lstm", "memory.hidden=2"], "memory.hidden=2: this option is what state_floats is reached by"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(words, says, capsys):

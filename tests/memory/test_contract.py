@@ -6,6 +6,7 @@ registers).
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -314,6 +315,14 @@ def test_saved_weights_give_the_same_core(case: Case) -> None:
         for parameter in other.parameters():
             parameter.add_(1.0)
     other.load_state_dict(core.state_dict())
+    assert_equal(
+        [other(inputs, other.initial_state(LIVES))[0]], [core(inputs, core.initial_state(LIVES))[0]], torch.float64
+    )
+
+
+def test_a_core_can_be_pickled_as_collectors_of_several_processes_do(case: Case) -> None:
+    core, inputs = build(case), random_inputs()
+    other: MemoryCore = pickle.loads(pickle.dumps(core))
     assert_equal(
         [other(inputs, other.initial_state(LIVES))[0]], [core(inputs, core.initial_state(LIVES))[0]], torch.float64
     )

@@ -151,20 +151,31 @@ def test_a_layer_computes_the_equations_of_the_design(options: dict[str, Any]) -
         ({"objective": "huber", "heads": ["counting"]}, "heads=counting has no .* with objective=huber"),
         ({"retention": "pull", "reset_state": "learned"}, "retention=pull has no .* with reset_state=learned"),
         ({"heads": []}, "at least one head"),
+        ({"optimiser": "implicit", "heads": ["counting"]}, "optimiser=implicit has no .* with heads=counting"),
+        ({"optimiser": "implicit", "closed_loop": True}, "optimiser=implicit has no .* with closed_loop=true"),
         ({"heads": ["plain*0"]}, "after the star comes how many"),
+        ({"heads": ["rotary*²"]}, "after the star comes how many"),
         ({"power": 0.5}, "power must be 1 or more"),
         ({"huber_threshold": 0.0}, "huber_threshold must lie above 0"),
         ({"write_rate": 1.5}, "write_rate must lie between 0 and 1, not 1.5"),
         ({"write_rate_max": 3.0}, "write_rate_max must lie above 0 and be 2 at most"),
         ({"momentum": 1.0}, "momentum must lie between 0 and 1"),
         ({"key_map": "dpfp", "query_map": "silu"}, "query_map 'silu' makes queries 32 wide"),
-        ({"head_dim": 5, "turn": "with"}, "must be even, not 5"),
+        ({"head_dim": 5, "turn": "with"}, "head_dim must be even, not 5"),
     ],
     ids=str,
 )
 def test_what_has_no_meaning_or_no_implementation_is_refused_by_name(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make_core("gated_delta", 8, **options)
+
+
+def test_an_exponential_gate_may_begin_with_any_weight_above_zero() -> None:
+    core = make_core("mlstm", 8, heads=1, write_rate=1.5)
+    layer = core.layers["layer_0"]  # type: ignore[index]
+    assert layer.rule.gates()[0].bias.exp().item() == pytest.approx(1.5)
+    with pytest.raises(ValueError, match="write_rate must lie above 0, not 0"):
+        make_core("mlstm", 8, write_rate=0.0)
 
 
 PARAMETRIC = [name for name in core_names() if "huber_threshold" in core_options(name)]
@@ -183,12 +194,12 @@ def test_heads_of_one_kind_share_the_range_of_horizons_and_counting_ones_have_th
     design = Design(heads=["counting", "rotary*3", "plain"], horizon_min=10.0, horizon_max=1000.0)
     assert [kind.counts for kind in design.kinds] == [False] * 4 + [True]
     assert design.turns == ("with", "with", "with", "none", "none")
-    torch.testing.assert_close(design.horizons(), torch.tensor([10.0, 100.0, 1000.0, 100.0, 1.6e5]))
+    torch.testing.assert_close(design.horizons(), torch.tensor([10.0, 100.0, 1000.0, 100.0, 1.6e5]).double())
 
 
 def test_channels_of_a_head_have_horizons_of_their_own() -> None:
     design = Design(heads=2, retention="per_channel", horizon_min=10.0, horizon_max=1000.0)
-    torch.testing.assert_close(design.horizons(3), torch.tensor([10.0, 100.0, 1000.0] * 2))
+    torch.testing.assert_close(design.horizons(3), torch.tensor([10.0, 100.0, 1000.0] * 2).double())
 
 
 def test_the_momentum_of_a_life_ends_with_it() -> None:

@@ -28,6 +28,11 @@ NETWORKS = ["ttt_linear", "ttt_mlp", "titans_mlp", "atlas"]
             {"key_map": "polynomial"},
             "keys 153 wide and values are 16; .*: inner_norm=false, or a key_map",
         ),
+        (
+            "ttt_linear",
+            {"chunk": 16},
+            r"between 0 and 0.125, not 0.2; the limit is .* / \(16 \* 1\)",
+        ),
         ("atlas", {"momentum": 1.0}, "momentum must lie between 0 and 1, not 1.0"),
         ("titans_mlp", {"horizon_min": 1.0}, "horizons need 1 < horizon_min <= horizon_max"),
         ("mesa", {"regulariser": 0.2}, "regulariser must lie above 0.25, not 0.2"),

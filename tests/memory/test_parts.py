@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lifelong.memory import make_core
 from lifelong.memory.normalise import scale_to_length
-from lifelong.memory.rule_layer import RuleLayer, spread_horizons
+from lifelong.memory.rule_layer import RuleLayer, decay_gate, spread_horizons
 from lifelong.memory.short_convolution import ShortConvolution
 
 
@@ -69,8 +69,9 @@ def test_the_convolution_has_the_gradient_of_its_definition(resets: bool) -> Non
 
 
 def test_horizons_are_spread_geometrically_and_are_those_of_the_first_decays() -> None:
-    torch.testing.assert_close(spread_horizons(3, 10.0, 1000.0), torch.tensor([10.0, 100.0, 1000.0]))
-    torch.testing.assert_close(spread_horizons(1, 10.0, 1000.0), torch.tensor([100.0]))
+    torch.testing.assert_close(spread_horizons(3, 10.0, 1000.0), torch.tensor([10.0, 100.0, 1000.0]).double())
+    torch.testing.assert_close(spread_horizons(1, 10.0, 1000.0), torch.tensor([100.0]).double())
+    assert decay_gate(spread_horizons(1, 1.00000001, 1.00000001)).bias.isfinite()  # a float32 would be 1
     core = make_core("gated_delta", 8, heads=3, horizon_min=10.0, horizon_max=1e5).double()
     layer = core.layers["layer_0"]
     assert isinstance(layer, RuleLayer)

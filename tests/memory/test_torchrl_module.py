@@ -30,7 +30,7 @@ from torchrl.modules import GRUModule, LSTMModule, set_recurrent_mode
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from lifelong.memory import MemoryModule, core_names, make_core
+from lifelong.memory import MemoryCore, MemoryModule, core_names, make_core
 from lifelong.memory.learned_reset import ResetState
 
 DIM = 8
@@ -329,6 +329,34 @@ def test_the_primers_zeros_begin_a_life_as_a_learned_reset_state_does() -> None:
     for a, b in zip(*(torch.autograd.grad(y.square().sum(), learned) for y in (found, wanted)), strict=True):
         assert b.any()
         torch.testing.assert_close(a, b, rtol=0.0, atol=1e-10)
+
+
+def test_the_primers_zeros_begin_a_life_where_a_core_of_ones_own_begins_elsewhere() -> None:
+    class Own(MemoryCore):
+        def initial_state(self, batch_size, device=None, dtype=None):
+            return TensorDict(
+                {"sum": self._zeros(batch_size, self.dim, device=device, dtype=dtype) + 1.0}, [batch_size]
+            )
+
+        def step(self, inputs, state, reset=None):
+            start = self.initial_state(len(inputs), dtype=inputs.dtype)["sum"]
+            new = inputs + (state["sum"] if reset is None else torch.where(reset.unsqueeze(1), start, state["sum"]))
+            return new, TensorDict({"sum": new}, [len(inputs)])
+
+        def forward(self, inputs, state, reset=None):
+            outputs = []
+            for t in range(inputs.shape[1]):
+                output, state = self.step(inputs[:, t], state, None if reset is None else reset[:, t])
+                outputs.append(output)
+            return torch.stack(outputs, 1), state
+
+    module = MemoryModule(Own(DIM), in_key="x", out_key="y")
+    is_init = torch.zeros(2, 5, 1, dtype=torch.bool)
+    is_init[:, [0, 3]] = True
+    batch = {"x": torch.ones(2, 5, DIM), "is_init": is_init, "memory": {"sum": torch.zeros(2, 5, DIM)}}
+    with set_recurrent_mode(True):
+        found = module(TensorDict(batch, [2, 5]))["y"]
+    assert found[0, :, 0].tolist() == [2.0, 3.0, 4.0, 2.0, 3.0]
 
 
 def test_it_works_in_environments_that_run_in_processes() -> None:
