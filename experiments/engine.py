@@ -66,9 +66,10 @@ class Engine(Protocol):
 class LocalEngine:
     """Processes on this machine.
 
-    Each slot has processors of its own, so that runs do not chase each other from core to core, and every run is told
-    how many threads it may use (``OMP_NUM_THREADS``): two runs with one thread each beat one run with two. Runs are
-    forked from one server that has imported everything, which saves each of them the seconds that importing takes.
+    Where the runs fill the machine each slot has processors of its own, so that they do not chase each other from core
+    to core; fewer are left to the scheduler, or two comparisons side by side would own the same processors. Every run
+    is told how many threads it may use (``OMP_NUM_THREADS``): two runs with one thread each beat one run with two. Runs
+    are forked from one server that has imported everything, which saves each of them the seconds that importing takes.
 
     Args:
         slots: runs at a time; None for as many as there are processors for.
@@ -80,8 +81,8 @@ class LocalEngine:
         count = len(processors) or os.cpu_count() or 1
         self.slots = max(1, count // threads) if slots is None else slots
         shares = [set(processors[index * threads : (index + 1) * threads]) for index in range(self.slots)]
-        # More runs than processors: nobody owns one.
-        self._free = shares if self.slots * threads <= len(processors) else [set() for _ in range(self.slots)]
+        fills = self.slots == len(processors) // threads
+        self._free = shares if fills else [set() for _ in range(self.slots)]
         self._running: dict[BaseProcess, tuple[Job, set[int]]] = {}
         os.environ["OMP_NUM_THREADS"] = str(threads)  # the server and all runs take it over from here
         self._context = multiprocessing.get_context("forkserver")

@@ -103,3 +103,22 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come to pass in time"
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("slots", "threads", "owned"),
+    [
+        (None, 1, [{2}, {3}, {5}, {7}]),
+        (None, 2, [{2, 3}, {5, 7}]),
+        (4, 1, [{2}, {3}, {5}, {7}]),
+        (3, 1, [set()] * 3),  # two comparisons side by side would own the same processors
+        (8, 1, [set()] * 8),
+        (1, 8, [set()]),
+    ],
+)
+def test_runs_own_processors_where_they_fill_the_machine(
+    monkeypatch: pytest.MonkeyPatch, slots: int | None, threads: int, owned: list[set[int]]
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {5, 2, 7, 3}, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert LocalEngine(slots, threads)._free == owned
