@@ -46,6 +46,11 @@ def _has_map_of_a_size(design: Any) -> bool:
     return not {design.key_map, design.query_map}.isdisjoint(["dpfp", "polynomial", "random_fourier"])
 
 
+def _has_head(design: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether one of its heads is of a kind that is ``wanted``; where heads have no kinds, all of them are."""
+    return any(map(wanted, design.kinds)) if hasattr(design, "kinds") else True
+
+
 # Option: what gives it a meaning, in words, and whether a design has that.
 NEEDED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "turn_ratio": ("heads that turn (turn=with, against or learned)", _turns),
@@ -57,7 +62,9 @@ NEEDED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "newton_schulz": ("optimiser=muon", lambda design: design.optimiser == "muon"),
     "hidden": ("model=mlp", lambda design: design.model == "mlp"),
     "write_rate_max": ("write_gate=sigmoid", lambda design: design.write_gate == "sigmoid"),
-    "counting_horizon": ("a counting head", lambda design: any(kind.counts for kind in design.kinds)),
+    "counting_horizon": ("a counting head", lambda design: _has_head(design, lambda kind: kind.counts)),
+    "turn": ("a plain head; others turn by their kind", lambda design: _has_head(design, lambda kind: not kind.turn)),
+    "read_norm": ("a head that does not count", lambda design: _has_head(design, lambda kind: not kind.counts)),
 }
 
 

@@ -54,6 +54,8 @@ def test_a_word_of_another_design_space_is_refused_with_the_core_that_has_it(
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
+        ("mixed_heads", {"heads": ["rotary"], "turn": "learned"}, "turn=learned changes nothing .* a plain head"),
+        ("mixed_heads", {"heads": ["counting"], "read_norm": "none"}, "read_norm=none changes nothing .* not count"),
         (
             "gated_delta",
             {"turn_ratio": 2.0},
