@@ -197,7 +197,7 @@ def matched_cells(*words: str) -> tuple[ComparisonConfig, list[Matched]]:
 def test_one_core_may_stand_in_a_comparison_several_times_under_labels() -> None:
     cells = {cell.memory: run_config(cell).memory for cell in cells_of(load_comparison(["experiment=mixed_heads"]))}
     assert {memory["name"] for memory in cells.values()} == {"mixed_heads"}
-    assert cells["without_rotary"]["heads"] == ["plain", "backward*2", "counting"]
+    assert cells["without_rotary"]["heads"] == ["plain*3", "backward", "counting"]
     only = load_comparison(["experiment=mixed_heads", "memory=all,gru"])
     assert {run_config(cell).memory["name"] for cell in cells_of(only)} == {"mixed_heads", "gru"}
     with pytest.raises(UserError, match=r"memory=without_rotaries: unknown; allowed: all, .*mean 'without_rotary'\?$"):
