@@ -154,7 +154,7 @@ def test_angles_are_exact_after_ten_million_steps() -> None:
     [
         ("softmax", {"capacity": 0}, "capacity must be 1 or more, not 0"),
         ("softmax", {"head_dim": 5}, "must be even, not 5"),
-        ("softmax", {"rotary_ratio": 1.0}, "rotary_ratio must be above 1, not 1.0"),
+        ("softmax", {"rotary_ratio": 1.0}, "rotary_ratio must lie above 1, not 1.0"),
         ("softmax_window", {"windw": 3}, r"no option 'windw'; .*did you mean 'window'\?"),
         ("softmax_evicting", {"slots": 4, "recent": 5}, "recent=5 must not exceed slots=4"),
         ("gtrxl", {"feed_forward": 0.0}, "feed_forward=0.0 leaves no hidden unit at dim=6"),
