@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import sys
+from pathlib import Path
 
 from lifelong.experiments.errors import RunFailed, UserError, did_you_mean
 
@@ -34,8 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         if verb not in _VERBS:
             raise UserError(f"{verb}: unknown verb; allowed: {', '.join(_VERBS)}{did_you_mean(verb, _VERBS)}")
         module, function, text = _VERBS[verb]
-        if rest and rest[0] in ("-h", "--help"):
-            print(text)
+        if "-h" in rest or "--help" in rest:
+            print(text + _more_about(module, rest[0]))
             return 0
         # Imported here so that a typo in the verb is answered at once and not after torch has loaded.
         command = getattr(importlib.import_module(f"lifelong.experiments.{module}"), function)
@@ -51,6 +53,16 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("lifelong: interrupted", file=sys.stderr)
         return 130
+
+
+def _more_about(module: str, part: str) -> str:
+    """What the module's docstring says after its first line, or that of a part of it (``bench ppo``)."""
+    folder = Path(__file__).parent
+    own = folder / f"{module}_{part}.py"
+    # Read and not imported, so that help comes at once and not after torch has loaded.
+    source = (own if own.exists() else folder / f"{module}.py").read_text(encoding="utf-8")
+    rest = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[2]
+    return "\n" + rest.replace("``", "") if rest else ""
 
 
 if __name__ == "__main__":

@@ -96,6 +96,19 @@ def test_the_life_of_an_evaluation_is_not_one_of_training(lifelong, tmp_path, ti
     assert any((a != b).any() for a, b in zip(*seen, strict=True))
 
 
+def test_help_is_given_wherever_it_is_asked_for(capsys):
+    for words, said in {
+        ("--help",): "compare memory cores",
+        ("compare", "experiment=popgym", "--help"): "a comparison that was killed is gone on with",
+        ("bench", "ppo", "-h"): "The cores take turns",
+        ("record", "nowhere", "--help"): "lifelong[video]",
+    }.items():
+        assert main(list(words)) == 0
+        answer = capsys.readouterr().out
+        assert said in answer, words
+        assert "``" not in answer, words
+
+
 def test_list_names_everything(capsys):
     assert main(["list"]) == 0
     out = capsys.readouterr().out
