@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from lifelong.experiments.bench import BENCHES
 from lifelong.experiments.errors import RunFailed, UserError, did_you_mean
 
 # verb: (module, function, what it does)
@@ -35,9 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if verb not in _VERBS:
             raise UserError(f"{verb}: unknown verb; allowed: {', '.join(_VERBS)}{did_you_mean(verb, _VERBS)}")
-        module, function, text = _VERBS[verb]
+        module, function, _ = _VERBS[verb]
         if "-h" in rest or "--help" in rest:
-            print(text + _more_about(module, rest[0]))
+            print(_help(verb, rest))
             return 0
         # Imported here so that a typo in the verb is answered at once and not after torch has loaded.
         command = getattr(importlib.import_module(f"lifelong.experiments.{module}"), function)
@@ -55,14 +56,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _more_about(module: str, part: str) -> str:
-    """What the module's docstring says after its first line, or that of a part of it (``bench ppo``)."""
-    folder = Path(__file__).parent
-    own = folder / f"{module}_{part}.py"
+def _help(verb: str, words: list[str]) -> str:
+    """The verb's line and what the docstring of its module says; of ``bench``, that of the benchmark named."""
+    module, _, text = _VERBS[verb]
+    part = next((word for word in words if word in BENCHES), None) if verb == "bench" else None
     # Read and not imported, so that help comes at once and not after torch has loaded.
-    source = (own if own.exists() else folder / f"{module}.py").read_text(encoding="utf-8")
-    rest = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[2]
-    return "\n" + rest.replace("``", "") if rest else ""
+    path = Path(__file__).with_name(f"bench_{part}.py" if part else f"{module}.py")
+    said = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").replace("``", "")
+    return said if part else "\n".join([text, *said.splitlines()[1:]])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """``lifelong list [env|memory|algorithm|experiment|comparison]``: what may stand behind these words.
 
-``lifelong list memory --check`` measures the cores; see ``requirements_check``.
+``lifelong list memory --check`` measures the cores: state and time early and late in a life, and what is evicted.
 """
 
 from __future__ import annotations

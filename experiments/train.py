@@ -1,4 +1,11 @@
-"""``lifelong train`` and ``lifelong resume``: the loop around a Trainer that logs, saves, and stops well."""
+"""``lifelong train`` and ``lifelong resume``: the loop around a Trainer that logs, saves, and stops well.
+
+``experiment=NAME``, ``env=NAME``, ``memory=NAME`` and ``algorithm=NAME`` take a commented file of settings
+(``lifelong list`` names them all); ``key=value`` changes one of them, for example ``frames=1e6``, ``seed=1``,
+``memory.heads=2``, ``algorithm.learning_rate=0.001`` or ``out=runs/mine``. The run's folder gets config, command,
+versions, progress.csv, TensorBoard's events, checkpoints and a summary. A run that was killed goes on, bit for bit,
+with ``lifelong resume RUN``.
+"""
 
 from __future__ import annotations
 

@@ -100,8 +100,11 @@ def test_help_is_given_wherever_it_is_asked_for(capsys):
     for words, said in {
         ("--help",): "compare memory cores",
         ("compare", "experiment=popgym", "--help"): "a comparison that was killed is gone on with",
-        ("bench", "ppo", "-h"): "The cores take turns",
-        ("record", "nowhere", "--help"): "lifelong[video]",
+        ("bench", "ppo", "-h"): "frames per CPU-second",
+        ("bench", "--help", "ppo"): "The cores take turns",
+        ("bench", "--help"): "lifelong bench kernels --help",
+        ("train", "out=" + "x" * 300, "--help"): "lifelong resume RUN",
+        ("report", "life", "--help"): "The same runs give the same bytes",
     }.items():
         assert main(list(words)) == 0
         answer = capsys.readouterr().out
